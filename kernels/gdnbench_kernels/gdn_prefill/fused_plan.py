@@ -57,6 +57,8 @@ KEYS = 3
 GATES = 4
 """Stages of gates: for the chunks in the inverse, in the state update and in the output; a power of two, so
 that a chunk's number tells its stage."""
+MAP = {name: f"map_{name}" for name in ("h", "ks", "left", "update", "added")}
+"""Names of what kernel_sm100_transfer.py has once for B and once more for M."""
 NOBODY = "nobody"
 """Releases no stage: other barriers already order what would be overwritten."""
 K_MAJOR = "K-major, SW128"
@@ -70,6 +72,10 @@ T_V_NEW = T_KS
 T_QS = Accumulator("t_qs", UPDATE, 3 * CHUNK, CHUNK, ROWS, stages=AHEAD)
 T_PV = Accumulator("t_pv", UPDATE, 5 * CHUNK, CHUNK, ROWS)
 T_ADDED = Accumulator("t_added", STATE, 6 * CHUNK, HEAD_DIM, ROWS)
+
+# Of M, in kernel_sm100_transfer.py; B has the others.
+T_MAP_KS = Accumulator("t_map_ks", UPDATE, 3 * CHUNK, CHUNK, f"{ROWS}: (K h^T)^T, then V_new^T, of M")
+T_MAP = Accumulator("t_map", STATE, 4 * CHUNK, HEAD_DIM, f"{ROWS}: M")
 
 
 def planned(split: bool) -> KernelPlan:
@@ -121,6 +127,12 @@ def planned(split: bool) -> KernelPlan:
     )
 
 
+def _with_map(part: Any, prefix: str = "") -> tuple[Any, ...]:
+    """A buffer or pipeline of B, and M's own if M has one: that of MAP's."""
+    name = part.name.removeprefix(prefix)
+    return (part, replace(part, name=f"{prefix}{MAP[name]}")) if name in MAP else (part,)
+
+
 def planned_transfer(split: bool) -> KernelPlan:
     """The plan of kernel_sm100_transfer.py: the kernel's own without Q, P and o."""
     plan = planned(split)
@@ -135,20 +147,24 @@ def planned_transfer(split: bool) -> KernelPlan:
         name="chunk_transfer",
         does={
             **plan.does,
-            "STATE": "carries rows of B or M in registers, 64 rows each four warps; h, X and V_new",
+            "STATE": "carries B in registers and M in TMEM, 64 rows each four warps; h, X and V_new",
             "INVERT": "KKT from TMEM; A and Ai in registers; Ai beta into SMEM",
-            "LOAD": "TMA of K, of B's CTAs also V; zeros past the end of the sequence",
+            "LOAD": "TMA of K and V; zeros past the end of the sequence",
             "MMA": "allocates TMEM; all products, KKT ahead",
             "STORE": "nothing: setmaxnreg needs a fourth warp",
         },
         smem=tuple(
-            replace(buffer, stages=KEYS) if buffer.name == "s_k" else buffer
+            part
             for buffer in plan.smem
             if buffer.name.removeprefix("s_") not in outputs
+            for part in _with_map(replace(buffer, stages=KEYS) if buffer.name == "s_k" else buffer, "s_")
         ),
-        tmem=tuple(part for part in plan.tmem if part not in (T_QK, T_QS, T_PV)),
+        tmem=(T_KKT, T_KS, T_MAP_KS, T_MAP, T_ADDED),
         pipelines=tuple(
-            replace(pipe, **changes.get(pipe.name, {})) for pipe in plan.pipelines if pipe.name not in outputs
+            part
+            for pipe in plan.pipelines
+            if pipe.name not in outputs
+            for part in _with_map(replace(pipe, **changes.get(pipe.name, {})))
         ),
         syncs=TRANSFER_SYNCS,
     )
@@ -186,6 +202,8 @@ TRANSFER_SYNCS = (
 
 OF_OUTPUTS: Any = None
 """A pipeline or buffer that a plan without outputs lacks."""
+OF_MAP: Any = None
+"""One that only a plan with M has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,11 +221,20 @@ class Pipelines(blackwell.Pipelines):
     update: blackwell.Pipeline
     added: blackwell.Pipeline
     o: blackwell.Pipeline = OF_OUTPUTS
+    map_h: blackwell.Pipeline = OF_MAP
+    map_ks: blackwell.Pipeline = OF_MAP
+    map_left: blackwell.Pipeline = OF_MAP
+    map_update: blackwell.Pipeline = OF_MAP
+    map_added: blackwell.Pipeline = OF_MAP
 
     @classmethod
     def allocate(cls, spec: KernelPlan, smem: Any) -> Pipelines:
         """The barriers of every pipeline of the plan, next in `smem`."""
         return cls(**{pipe.name: blackwell.Pipeline.allocate(pipe, smem) for pipe in spec.pipelines})
+
+    def of_map(self) -> Pipelines:
+        """M's own in place of B's."""
+        return replace(self, **{name: getattr(self, own) for name, own in MAP.items()})
 
     def init(self) -> None:
         """Initialise the barriers of the plan's pipelines."""
@@ -230,6 +257,12 @@ class Shared:
     p: cute.Tensor = OF_OUTPUTS
     o: cute.Tensor = OF_OUTPUTS
     gate: cute.Tensor
+    map_h: cute.Tensor = OF_MAP
+    map_left: cute.Tensor = OF_MAP
+
+    def of_map(self) -> Shared:
+        """M's own in place of B's."""
+        return replace(self, h=self.map_h, left=self.map_left)
 
     @staticmethod
     def allocate(plan: KernelPlan, smem: Any) -> Shared:

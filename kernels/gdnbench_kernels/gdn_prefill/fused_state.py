@@ -189,11 +189,12 @@ def form_v_new(
     shared: Shared,
     chunk: Any,
     r_rest: cute.Tensor,
+    accumulator: cutlass.Constexpr = T_V_NEW,
 ) -> cute.Tensor:
     """Hand over V_new^T, decayed to the chunk's end, in s_left; returns it as it is. Both are rounded from
     the same product."""
     r_update, r_vs, r_v_new = half.registers(), half.registers(BF16), half.registers(BF16)
-    half.tmem_copy.wait_and_load(pipelines.update, chunk, T_V_NEW, r_update)
+    half.tmem_copy.wait_and_load(pipelines.update, chunk, accumulator, r_update)
     r_decayed = half.registers()
     r_from, r_to = flat(r_update), flat(r_decayed)
     for at, token in pairs():

@@ -253,7 +253,7 @@ class ChunkFused:
         # Each role finds its work and tensor memory itself: ptxas spills values that live across setmaxnreg.
         if warp < Role.INVERT:
             cute.arch.setmaxregister_increase(self.registers[0])
-            fused_state.recurrence(self, cuts, pipelines, shared, blackwell.base_of(tmem), states, scale)
+            self.recurrence(cuts, pipelines, shared, blackwell.base_of(tmem), states, scale)
         elif warp < Role.GATE:
             cute.arch.setmaxregister_increase(self.registers[1])
             self.invert(cuts, pipelines, shared, scratch, blackwell.base_of(tmem))
@@ -364,6 +364,12 @@ class ChunkFused:
         if cutlass.const_expr(self.outputs):
             pipelines.q.producer_tail(q)
         pipelines.v.producer_tail(v)
+
+    def recurrence(
+        self, cuts: Any, pipelines: Pipelines, shared: Shared, base: cute.Pointer, states: Any, scale: Any
+    ) -> None:
+        """The STATE role."""
+        fused_state.recurrence(self, cuts, pipelines, shared, base, states, scale)
 
     def key_head(self, work: WorkTile) -> cutlass.Int32:
         return work.head // (self.value_heads // self.heads)

@@ -84,30 +84,43 @@ and B's of a first one on the initial state.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
+from cutlass.cute.nvgpu import OperandMajorMode
 
 from gdnbench_kernels import blackwell
-from gdnbench_kernels.delta_prefill.fused_tiles import PARTS, Half, read_given
-from gdnbench_kernels.gdn_prefill.fused_plan import planned_transfer
+from gdnbench_kernels.delta_prefill.fused_tiles import PARTS, Half, TileMma, read_given
+from gdnbench_kernels.gdn_prefill import transfer_state
+from gdnbench_kernels.gdn_prefill.fused_plan import (
+    AHEAD,
+    T_ADDED,
+    T_KKT,
+    T_KS,
+    T_MAP,
+    T_MAP_KS,
+    Pipelines,
+    Shared,
+    planned_transfer,
+)
 from gdnbench_kernels.gdn_prefill.fused_segments import Cuts, SegmentTile, write_slot
 from gdnbench_kernels.gdn_prefill.fused_state import State
-from gdnbench_kernels.gdn_prefill.kernel_sm100_fused import ChunkFused, Tma
-from gdnbench_kernels.gdn_prefill.sizes import HEAD_DIM
-from gdnbench_kernels.plan import KernelPlan
+from gdnbench_kernels.gdn_prefill.kernel_sm100_fused import DECAYED, FIRST, ChunkFused, Tma, X
+from gdnbench_kernels.gdn_prefill.sizes import CHUNK
+from gdnbench_kernels.plan import Accumulator, KernelPlan
 
 PLAN = planned_transfer(split=False)
 SPLIT_PLAN = planned_transfer(split=True)
 
 
-def task(block: cutlass.Int32, value_heads: int) -> tuple[cutlass.Int32, cutlass.Int32, cutlass.Boolean]:
-    """(segment, value head, whether it computes B) of a CTA. Order: heads of a segment's B, heads of its M,
-    segments; the first segment needs no M."""
-    row = (block + cutlass.select_(block < value_heads, 0, value_heads)) // value_heads
-    return row // 2, block % value_heads, row % 2 == 0
+@dataclass(frozen=True, kw_only=True)
+class TransferTile(SegmentTile):
+    """The work of a CTA: B and, if it `has_map`, M of a segment, for one value head."""
+
+    has_map: cutlass.Boolean
 
 
 @dataclass(frozen=True)
@@ -119,40 +132,84 @@ class TransferStates:
     maps: cute.Tensor
 
     @cute.jit
-    def load(self, half: Half, work: SegmentTile, r_s: State) -> None:
-        """Load the identity for M, for B the initial state before a first segment, zeros before others. The
-        initial state also goes to its slot: the last segment of the sequence may overwrite it."""
+    def load(self, half: Half, work: TransferTile, r_b: State) -> None:
+        """Load the initial state before a first segment, zeros before others. The initial state also goes to
+        its slot: the last segment of the sequence may overwrite it."""
         for part in cutlass.range_constexpr(PARTS):
-            r_s[part].fill(0.0)
+            r_b[part].fill(0.0)
             if work.exists:
-                if work.has_v:
-                    if work.first:
-                        read_given(half, work, self.initial, part, r_s[part])
-                        write_slot(half, self.firsts, work.segment, work.head, part, r_s[part])
-                else:
-                    fill_identity(half, part, r_s[part])
+                if work.first:
+                    read_given(half, work, self.initial, part, r_b[part])
+                    write_slot(half, self.firsts, work.segment, work.head, part, r_b[part])
 
     @cute.jit
-    def store(self, half: Half, work: SegmentTile, r_s: State) -> None:
+    def store(self, half: Half, work: TransferTile, r_b: State) -> None:
         """Store B in the next segment's slot, M in this one's."""
         # Located anew, which leaves more registers to the chunks.
         block = blackwell.opaque(cute.arch.block_idx()[0])
-        segment, head, is_b = task(block, cute.size(self.firsts, mode=[1]))
-        for part in cutlass.range_constexpr(PARTS):
-            if work.chunks > 0:
-                if is_b:
-                    write_slot(half, self.firsts, segment + 1, head, part, r_s[part])
-                else:
-                    write_slot(half, self.maps, segment, head, part, r_s[part])
+        segment, head = task(block, cute.size(self.firsts, mode=[1]))
+        if work.chunks > 0:
+            for part in cutlass.range_constexpr(PARTS):
+                write_slot(half, self.firsts, segment + 1, head, part, r_b[part])
+            if work.has_map:
+                for part in cutlass.range_constexpr(PARTS):
+                    r_map = half.registers()
+                    half.tmem_copy.load(T_MAP, 0, part * CHUNK, r_map)
+                    cute.arch.fence_view_async_tmem_load()
+                    write_slot(half, self.maps, segment, head, part, r_map)
 
 
-@cute.jit
-def fill_identity(half: Half, part: cutlass.Constexpr, r_s: cute.Tensor) -> None:
-    """Fill r_s with its part of the columns of the identity."""
-    places = half.tmem_copy.partition(half.part(cute.make_identity_tensor((HEAD_DIM, HEAD_DIM)), part))
-    for i in cutlass.range_constexpr(cute.size(r_s)):
-        row, column = places[i]
-        r_s[i] = cutlass.select_(row == column, cutlass.Float32(1.0), cutlass.Float32(0.0))
+def task(block: cutlass.Int32, value_heads: int) -> tuple[cutlass.Int32, cutlass.Int32]:
+    """(segment, value head) of a CTA. Order: heads of a segment, segments."""
+    return block // value_heads, block % value_heads
+
+
+@dataclass(frozen=True)
+class Products:
+    """Those of B or of M that need the state, with the barriers around them."""
+
+    pipelines: Pipelines
+    read_k: TileMma
+    update: TileMma
+    add: TileMma
+    in_place: bool
+    """Whether the last product adds to what its accumulator holds."""
+
+    @staticmethod
+    def create(
+        pipelines: Pipelines, shared: Shared, base: cute.Pointer, parts: tuple[Accumulator, Accumulator]
+    ) -> Products:
+        """`parts` are the accumulators of K h^T and V_new and of the state."""
+        ks, state = parts
+        return Products(
+            pipelines,
+            TileMma.create(base, ks, shared.h, shared.k),
+            TileMma.create(base, ks, shared.left, shared.aib),
+            TileMma.create(base, state, shared.left, shared.k, OperandMajorMode.MN),
+            state is T_MAP,
+        )
+
+    def read(self, chunk: Any, k: Any) -> None:
+        """Issue K h^T."""
+        for half in range(PARTS):
+            self.pipelines.h.consumer_wait(blackwell.Turn(half, chunk.phase))
+            blackwell.after_thread_sync()
+            self.read_k.issue(FIRST, k, half=half)
+        self.pipelines.ks.umma_commit(chunk)
+
+    def form_v_new(self, chunk: Any, squares: Any) -> None:
+        """Issue V_new, whose squares MMA has waited for."""
+        self.pipelines.left.consumer_wait(X)
+        blackwell.after_thread_sync()
+        self.update.issue(FIRST, squares)
+        self.pipelines.update.umma_commit(chunk)
+
+    def add_up(self, chunk: Any, k: Any) -> None:
+        """Issue what the chunk adds to the state."""
+        self.pipelines.left.consumer_wait(DECAYED)
+        blackwell.after_thread_sync()
+        self.add.issue(FIRST, k, add=self.in_place)
+        self.pipelines.added.umma_commit(chunk)
 
 
 @dataclass(frozen=True)
@@ -194,14 +251,46 @@ class ChunkTransfer(ChunkFused):
         return SPLIT_PLAN if self.split else PLAN
 
     def works(self, cuts: Cuts) -> cutlass.Int32:
-        """For each row of the table but the last, which no segment follows; M of none is before the first.
-        A CTA has one."""
-        return (2 * cute.size(cuts.indices, mode=[0]) - 3) * self.value_heads
+        """For each row of the table but the last, which no segment follows. A CTA has one."""
+        return (cute.size(cuts.indices, mode=[0]) - 1) * self.value_heads
 
-    def work(self, cuts: Cuts, number: cutlass.Int32) -> SegmentTile:
-        segment, head, is_b = task(number, self.value_heads)
+    def work(self, cuts: Cuts, number: cutlass.Int32) -> TransferTile:
+        segment, head = task(number, self.value_heads)
+        tile = SegmentTile.locate(cuts, segment, head, lambda index, count: index < count - 1)
+        found = {field.name: getattr(tile, field.name) for field in fields(tile)}
+        return TransferTile(**found, has_map=~tile.first)
 
-        def wanted(index: cutlass.Int32, count: cutlass.Int32) -> cutlass.Boolean:
-            return (index < count - 1) & (is_b | (index > 0))
+    def recurrence(
+        self, cuts: Any, pipelines: Pipelines, shared: Shared, base: cute.Pointer, states: Any, scale: Any
+    ) -> None:
+        transfer_state.recurrence(self, cuts, pipelines, shared, base, states)
 
-        return SegmentTile.locate(cuts, segment, head, wanted, is_b)
+    @cute.jit
+    def mma(self, cuts: Any, pipelines: Pipelines, shared: Shared, base: cute.Pointer) -> None:
+        """Issue all products, those of B before those of M. KKT is issued two chunks ahead."""
+        kkt = TileMma.create(base, T_KKT, shared.k, shared.k)
+        of_b = Products.create(pipelines, shared, base, (T_KS, T_ADDED))
+        of_map = Products.create(pipelines.of_map(), shared.of_map(), base, (T_MAP_KS, T_MAP))
+        k_ahead, k = pipelines.k.consumer_state(), pipelines.k.consumer_state()
+        work = self.work(cuts, cute.arch.block_idx()[0])
+        for turn in cutlass.range(work.chunks + AHEAD, unroll=1):
+            # The chunk whose state is read, as a stage of one and of two.
+            chunk, squares = blackwell.Turn.consumer(turn), blackwell.Turn.consumer(turn + AHEAD, AHEAD)
+            if turn >= AHEAD:
+                of_b.read(chunk, k)
+                if work.has_map:
+                    of_map.read(chunk, k)
+                pipelines.squares.consumer_wait(squares)
+                of_b.form_v_new(chunk, squares)
+                if work.has_map:
+                    of_map.form_v_new(chunk, squares)
+            if turn < work.chunks:
+                self.issue_kkt(pipelines, turn, kkt, k_ahead)
+                pipelines.scores.umma_commit(blackwell.Turn.consumer(turn, AHEAD))
+                k_ahead.advance()
+            if turn >= AHEAD:
+                of_b.add_up(chunk, k)
+                if work.has_map:
+                    of_map.add_up(chunk, k)
+                pipelines.k.umma_release(k)
+                k.advance()
