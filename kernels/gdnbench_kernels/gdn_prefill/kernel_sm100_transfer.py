@@ -19,45 +19,55 @@ M is not needed. The last segment needs neither. The products in order, KKT of t
     3. V_new^T           128  64   64   s_left = X^T, K-major   s_aib, K-major     t_v_new
     4. D2, added to S    128  128  64   s_left = Vs^T, K-major  s_k, N-major       t_added
 
-Vs is V_new exp(g_last - g_cu). CTA 2 Hv s + head computes B of segment s, CTA 2 Hv s + Hv + head its M. They
-are CTAs of their own because the rows of both do not fit in the registers of one; so both invert A. A CTA
-without work ends before its first chunk.
+Vs is V_new exp(g_last - g_cu). A CTA computes B and M of a segment, which share K, gates and Ai beta: products
+2 to 4 of B, each followed by that of M with s_map_h, s_map_left, t_map_ks and t_map. B is in registers, where
+D2 is added to it; M is in t_map, multiplied by exp(g_last), and product 4 adds to it in place. CTA Hv (UB - 2 -
+s) + head has segment s. A CTA without work ends before its first chunk.
 
     SMEM        shape               dtype     layout
     s_k         64 x 128, 3 stages  bfloat16  K-major, SW128; read as N-major too
     s_v         64 x 128            bfloat16  row = token, SW128
     s_h         128 x 128           bfloat16  K-major, SW128
+    s_map_h     128 x 128           bfloat16  K-major, SW128
     s_left      128 x 64            bfloat16  K-major, SW128: X^T, then (V_new exp(g_last - g_cu))^T
+    s_map_left  128 x 64            bfloat16  K-major, SW128: X^T, then (V_new exp(g_last - g_cu))^T
     s_aib       64 x 64, 2 stages   bfloat16  K-major, SW128: Ai beta_j
     s_gate      4 x 64, 4 stages    float32   a row for each of GATE's
     s_blocks    64 x 64             float16   rows contiguous, 128 B swizzle
     s_diagonal  4 x 16 x 20         float32   columns contiguous, padded
 
-    TMEM     shape              columns   lanes  layout
-    t_kkt    64 x 64, 2 stages  0..127    low    M=64: row r in lane 32 (r/16) + r%16
-    t_ks     128 x 64           128..191  all    row r in lane r: (K h^T)^T, then V_new^T
-    t_added  128 x 128          384..511  all    row r in lane r
+    TMEM      shape              columns   lanes  layout
+    t_kkt     64 x 64, 2 stages  0..127    low    M=64: row r in lane 32 (r/16) + r%16
+    t_ks      128 x 64           128..191  all    row r in lane r: (K h^T)^T, then V_new^T
+    t_map_ks  128 x 64           192..255  all    row r in lane r: (K h^T)^T, then V_new^T, of M
+    t_map     128 x 128          256..383  all    row r in lane r: M
+    t_added   128 x 128          384..511  all    row r in lane r
 
     role    warps  does
-    STATE   0..7   carries rows of B or M in registers, 64 rows each four warps; h, X and V_new
+    STATE   0..7   carries B in registers and M in TMEM, 64 rows each four warps; h, X and V_new
     INVERT  8..11  KKT from TMEM; A and Ai in registers; Ai beta into SMEM
     GATE    12     scans g; g_cu, beta, exp(g_cu) and exp(g_last - g_cu) into SMEM
     MMA     13     allocates TMEM; all products, KKT ahead
-    LOAD    14     TMA of K, of B's CTAs also V; zeros past the end of the sequence
+    LOAD    14     TMA of K and V; zeros past the end of the sequence
     STORE   15     nothing: setmaxnreg needs a fourth warp
 
-    pipeline  stages  full: arrivals        empty: arrivals
-    k         3       1 LOAD + 16384 bytes  1 MMA commit
-    v         1       1 LOAD + 16384 bytes  8 STATE warp
-    tail      2       1 LOAD + 16384 bytes  1 nobody
-    gate      4       1 GATE                12 INVERT, STATE warp
-    scores    2       1 MMA commit          1 nobody
-    squares   2       4 INVERT warp         1 nobody
-    h         2       8 STATE warp          1 nobody
-    ks        1       1 MMA commit          1 nobody
-    left      1       8 STATE warp          1 nobody
-    update    1       1 MMA commit          1 nobody
-    added     1       1 MMA commit          1 nobody
+    pipeline    stages  full: arrivals        empty: arrivals
+    k           3       1 LOAD + 16384 bytes  1 MMA commit
+    v           1       1 LOAD + 16384 bytes  8 STATE warp
+    tail        2       1 LOAD + 16384 bytes  1 nobody
+    gate        4       1 GATE                12 INVERT, STATE warp
+    scores      2       1 MMA commit          1 nobody
+    squares     2       4 INVERT warp         1 nobody
+    h           2       8 STATE warp          1 nobody
+    map_h       2       8 STATE warp          1 nobody
+    ks          1       1 MMA commit          1 nobody
+    map_ks      1       1 MMA commit          1 nobody
+    left        1       8 STATE warp          1 nobody
+    map_left    1       8 STATE warp          1 nobody
+    update      1       1 MMA commit          1 nobody
+    map_update  1       1 MMA commit          1 nobody
+    added       1       1 MMA commit          1 nobody
+    map_added   1       1 MMA commit          1 nobody
 
     sync                               who                 orders
     fence.mbarrier_init, barrier TMEM  all                 mbarriers, tensor memory: before their use
@@ -73,9 +83,9 @@ without work ends before its first chunk.
     producer_tail                      each producer       no arrival after the CTA ends
     barrier of the CTA                 all                 tensor memory read before it is freed
 
-512 threads, 148804 bytes of SMEM, 512 columns of TMEM, 1 CTA an SM
+512 threads, 198052 bytes of SMEM, 512 columns of TMEM, 1 CTA an SM
 
-fused_plan.py makes these tables. With `split` there are 2 stages of s_blocks, 156996 bytes.
+fused_plan.py makes these tables. With `split` there are 2 stages of s_blocks, 206244 bytes.
 
 Limits: those of kernel_sm100_fused.py, and UB Hv V K < 2^31. firsts and maps are f32; rows of them that no
 segment needs are not written. NaN in a segment stays in its B and M. Their bits depend only on the segment,
@@ -147,7 +157,7 @@ class TransferStates:
         """Store B in the next segment's slot, M in this one's."""
         # Located anew, which leaves more registers to the chunks.
         block = blackwell.opaque(cute.arch.block_idx()[0])
-        segment, head = task(block, cute.size(self.firsts, mode=[1]))
+        segment, head = task(block, *self.firsts.shape[:2])
         if work.chunks > 0:
             for part in cutlass.range_constexpr(PARTS):
                 write_slot(half, self.firsts, segment + 1, head, part, r_b[part])
@@ -159,9 +169,10 @@ class TransferStates:
                     write_slot(half, self.maps, segment, head, part, r_map)
 
 
-def task(block: cutlass.Int32, value_heads: int) -> tuple[cutlass.Int32, cutlass.Int32]:
-    """(segment, value head) of a CTA. Order: heads of a segment, segments."""
-    return block // value_heads, block % value_heads
+def task(block: cutlass.Int32, rows: Any, value_heads: Any) -> tuple[cutlass.Int32, cutlass.Int32]:
+    """(segment, value head) of a CTA; the table has `rows` rows. Order: heads of a segment, segments from the
+    last but one to the first: CTAs of a sequence's first segment, without M, end soonest."""
+    return rows - 2 - block // value_heads, block % value_heads
 
 
 @dataclass(frozen=True)
@@ -255,7 +266,7 @@ class ChunkTransfer(ChunkFused):
         return (cute.size(cuts.indices, mode=[0]) - 1) * self.value_heads
 
     def work(self, cuts: Cuts, number: cutlass.Int32) -> TransferTile:
-        segment, head = task(number, self.value_heads)
+        segment, head = task(number, cute.size(cuts.indices, mode=[0]), self.value_heads)
         tile = SegmentTile.locate(cuts, segment, head, lambda index, count: index < count - 1)
         found = {field.name: getattr(tile, field.name) for field in fields(tile)}
         return TransferTile(**found, has_map=~tile.first)
