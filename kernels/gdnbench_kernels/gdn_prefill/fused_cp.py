@@ -70,7 +70,7 @@ def sm100_fused_cp(
     heads, value_heads, device = params.k.shape[1], params.v.shape[1], params.v.device
     sequences = len(params.cu_seqlens) - 1
     bound = segment_bound(tokens, sequences, segment)
-    check_ctas(max(2 * bound, STRIPS * sequences), value_heads)
+    check_ctas(max(bound, STRIPS * sequences), value_heads)
     outputs = Outputs.allocate(params, o, final_state)
     first = None if params.initial_state is None else contiguous_aligned(params.initial_state)
     final = outputs.final_state

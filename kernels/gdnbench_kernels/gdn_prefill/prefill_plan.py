@@ -55,11 +55,12 @@ def plans(tokens: int, sequences: int, value_heads: int, sms: int) -> Iterator[P
 def _split_us(segments: int, length: int, sequences: int, value_heads: int, sms: int) -> float:
     """The table, B and M of all segments but a sequence's last, the scan, the segments."""
     rows = max(1, segments - sequences)  # of B; a sequence's first segment has no M
-    of_transfer = (rows + max(0, rows - sequences)) * value_heads
     works = segments * value_heads
+    of_transfer = rows * value_heads
     busy = min(1.0, of_transfer / sms)
-    chunk = 1.59 + 1.05 * min(0.2, max(0.0, busy - 0.7))  # which HBM slows down
-    transfer = 14.8 + chunk * length * _ceil(of_transfer, sms)
+    chunk = 2.1 if rows > sequences else 1.55  # of B and M, or of B alone
+    chunk += 1.05 * min(0.2, max(0.0, busy - 0.7))  # which HBM slows down
+    transfer = 6.3 + chunk * length * _ceil(of_transfer, sms)
     steps = max(0, _ceil(segments, sequences) - 2)
     scan = 4 + 1.2 * steps * max(1.0, sequences * value_heads / 9)
     return 2.7 + transfer + scan + 8.1 + _ceil(works, sms) * length * _chunk_us(works, sms)
