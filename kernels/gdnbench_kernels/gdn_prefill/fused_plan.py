@@ -193,8 +193,9 @@ TRANSFER_SYNCS = (
     Sync("fence.proxy.async", "LOAD", "zeros in s_k written before products read them"),
     Sync("barrier INVERT", "INVERT", "exchanges within the inverse: inverse.py"),
     Sync("fence.proxy.async", "INVERT", "s_aib written before products read it"),
-    Sync("fence.proxy.async", "STATE", "s_h, s_left written before products read them"),
+    Sync("fence.proxy.async", "STATE", "s_h, s_left, also of M, written before products"),
     Sync("fence.proxy.async", "STATE", "s_v read before TMA writes"),
+    Sync("tcgen05.wait::st", "STATE", "M stored before a product adds to it"),
     *(sync for sync in SYNCS if sync.name.startswith("tcgen05")),
     *SYNCS[-2:],
 )

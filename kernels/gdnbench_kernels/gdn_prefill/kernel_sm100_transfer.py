@@ -19,10 +19,10 @@ M is not needed. The last segment needs neither. The products in order, KKT of t
     3. V_new^T           128  64   64   s_left = X^T, K-major   s_aib, K-major     t_v_new
     4. D2, added to S    128  128  64   s_left = Vs^T, K-major  s_k, N-major       t_added
 
-Vs is V_new exp(g_last - g_cu). A CTA computes B and M of a segment, which share K, gates and Ai beta: products
-2 to 4 of B, each followed by that of M with s_map_h, s_map_left, t_map_ks and t_map. B is in registers, where
-D2 is added to it; M is in t_map, multiplied by exp(g_last), and product 4 adds to it in place. CTA Hv (UB - 2 -
-s) + head has segment s. A CTA without work ends before its first chunk.
+Vs is V_new exp(g_last - g_cu). A CTA computes B and M of a segment, which share K, gates and Ai beta:
+products 2 to 4 of B, each followed by that of M with s_map_h, s_map_left, t_map_ks and t_map. B is in
+registers, where D2 is added to it; M is in t_map, multiplied by exp(g_last), and product 4 adds to it in
+place. CTA Hv (UB - 2 - s) + head has segment s. A CTA without work ends before its first chunk.
 
     SMEM        shape               dtype     layout
     s_k         64 x 128, 3 stages  bfloat16  K-major, SW128; read as N-major too
@@ -76,8 +76,9 @@ s) + head has segment s. A CTA without work ends before its first chunk.
     fence.proxy.async                  LOAD                zeros in s_k written before products read them
     barrier INVERT                     INVERT              exchanges within the inverse: inverse.py
     fence.proxy.async                  INVERT              s_aib written before products read it
-    fence.proxy.async                  STATE               s_h, s_left written before products read them
+    fence.proxy.async                  STATE               s_h, s_left, also of M, written before products
     fence.proxy.async                  STATE               s_v read before TMA writes
+    tcgen05.wait::st                   STATE               M stored before a product adds to it
     tcgen05.wait::ld                   INVERT, STATE       tensor memory read before its release
     tcgen05.fence before, after        MMA, INVERT, STATE  tensor memory, with the mbarriers around
     producer_tail                      each producer       no arrival after the CTA ends
@@ -147,10 +148,9 @@ class TransferStates:
         its slot: the last segment of the sequence may overwrite it."""
         for part in cutlass.range_constexpr(PARTS):
             r_b[part].fill(0.0)
-            if work.exists:
-                if work.first:
-                    read_given(half, work, self.initial, part, r_b[part])
-                    write_slot(half, self.firsts, work.segment, work.head, part, r_b[part])
+            if work.exists & work.first:
+                read_given(half, work, self.initial, part, r_b[part])
+                write_slot(half, self.firsts, work.segment, work.head, part, r_b[part])
 
     @cute.jit
     def store(self, half: Half, work: TransferTile, r_b: State) -> None:
