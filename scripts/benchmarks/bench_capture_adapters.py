@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What capturing costs through each adapter: every call, every 16th, and looking without keeping.
 
-    python scripts/benchmarks/bench_capture_adapters.py [ADAPTER ...] [--seconds 20] [--layers 4]
-        [--threads 1]
+    python scripts/benchmarks/bench_capture_adapters.py [ADAPTER ...] [--seconds 20]
+        [--warm-seconds 8] [--layers 4] [--threads 1]
     python scripts/benchmarks/bench_capture_adapters.py --device cuda [ADAPTER ...] [--json FILE] [--by-step]
 
 A loop decodes one sequence: in each step `--layers` layers call the framework's function, and plain products
@@ -158,10 +158,10 @@ def _cpu(segment: Segment) -> float:
     return segment.cpu_seconds / len(segment.steps)
 
 
-def measured(loop: Loop, seconds: float) -> list[Segment]:
+def measured(loop: Loop, seconds: float, warm_seconds: float) -> list[Segment]:
     with modes(loop, OPTIONS) as some:
         segments = Segments(
-            some, seconds=seconds, warm_seconds=WARM_SECONDS, say=say, turns=TURNS, steps=STEPS
+            some, seconds=seconds, warm_seconds=warm_seconds, say=say, turns=TURNS, steps=STEPS
         )
         loop.step()
         while not segments.step_done():
@@ -227,16 +227,20 @@ def main() -> None:
         say(name)
         with LOOPS[name](sizes) as loop:
             loop.fill(options.step_ms or STEP_MS[device])
-            segments = measured(loop, options.seconds)
+            segments = measured(loop, options.seconds, options.warm_seconds)
             for row in rows(loop, segments):
                 found.append(row)
                 print(line(row), flush=True)
             if options.by_step:
                 print("\n".join(by_step(segments)), flush=True)
-    if options.json is not None:
-        content = {"device": what, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-        content |= {"rows": [{name: getattr(row, name) for name in Row.__slots__} for row in found]}
-        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        if options.json is not None:
+            save(options.json, what, found)  # what was measured stays, whatever comes
+
+
+def save(path: Path, device: str, found: list[Row]) -> None:
+    content = {"device": device, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    content |= {"rows": [{name: getattr(row, name) for name in Row.__slots__} for row in found]}
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def parsed() -> argparse.Namespace:
@@ -246,6 +250,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("adapters", nargs="*", choices=[[], *LOOPS], metavar="ADAPTER", help=", ".join(LOOPS))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--seconds", type=float, default=20.0, help="measured, of each adapter")
+    parser.add_argument("--warm-seconds", type=float, default=WARM_SECONDS, help="before that, at most")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--step-ms", type=float)
     parser.add_argument("--threads", type=int, default=1)

@@ -3,14 +3,15 @@
 """Holds the time model to calls that had never been measured when it predicted them.
 
     python scripts/benchmarks/predicted_then_measured.py --predict FILE              here, on the simulator
-    python scripts/benchmarks/predicted_then_measured.py --predict FILE --memory-rate 2879
+    python scripts/benchmarks/predicted_then_measured.py --predict FILE --memory-rate 2879 [--calls first]
     python scripts/benchmarks/predicted_then_measured.py --measure FILE              on a CUDA GPU
     python scripts/benchmarks/predicted_then_measured.py --compare PREDICTED MEASURED
 
-`CALLS` are shapes of which results/ had no time. `--predict` writes what the model of an H200 says of them,
-and that file is committed before anything is measured. `--memory-rate` replaces the one parameter of that
-name, in GB/s: the rest of an H100 is an H200. `--measure` times the same calls as results/ were measured:
-cold, many launches in one CUDA graph, the median of its rounds; outputs are judged. `--compare` prints both.
+`SETS` are shapes of which results/ had no time when they were predicted. `--predict` writes what the model
+of an H200 says of them, and that file is committed before anything is measured. `--memory-rate` replaces the
+one parameter of that name, in GB/s: the rest of an H100 is an H200. `--measure` times the same calls as
+results/ were measured: cold, many launches in one CUDA graph, the median of its rounds; outputs are judged.
+`--compare` prints both.
 
 Pairs are kernels of one call whose measured times differ by more than 10 %. Exit status: 0 the limits of
 scripts/validate_time_model.py are kept, 1 one is not or a kernel is wrong, 2 bad arguments, 3 cannot run
@@ -58,7 +59,7 @@ from scripts.validate_time_model import APART, MEDIAN, NINETIETH, PAIRS, Row, re
 GDN, KDA, SWA = bench_gdn_decode.Shape, bench_kda_decode.Shape, bench_swa_decode.Shape
 Shape = bench_gdn_decode.Shape | bench_swa_decode.Shape
 FP32, BF16 = "float32", "bfloat16"
-DECODE: Sequence[bench_gdn_decode.Shape] = (
+FIRST: Sequence[Shape] = (
     GDN(FP32, (4, 8), 12),
     GDN(FP32, (4, 8), 200),
     GDN(FP32, (8, 32), 40),
@@ -70,8 +71,6 @@ DECODE: Sequence[bench_gdn_decode.Shape] = (
     KDA(FP32, (32, 32), 8),
     KDA(FP32, (32, 32), 32),
     KDA(FP32, (32, 32), 128),
-)
-WINDOWS: Sequence[bench_swa_decode.Shape] = (
     SWA(CacheLayout.PER_TOKEN_SCALE, 32, 24),
     SWA(CacheLayout.PER_TOKEN_SCALE, 128, 80),
     SWA(CacheLayout.PER_TOKEN_SCALE, 64, 160),
@@ -79,7 +78,37 @@ WINDOWS: Sequence[bench_swa_decode.Shape] = (
     SWA(CacheLayout.FP8_DS_MLA, 32, 80),
     SWA(CacheLayout.FP8_DS_MLA, 128, 160),
 )
-CALLS: Sequence[Shape] = (*DECODE, *WINDOWS)
+"""Measured on an H100 in November 2026; results/time_model has the files without a number."""
+SECOND: Sequence[Shape] = (
+    GDN(FP32, (16, 32), 4),
+    GDN(FP32, (16, 32), 100),
+    GDN(FP32, (2, 4), 48),
+    GDN(FP32, (2, 8), 320),
+    GDN(FP32, (16, 16), 24),
+    GDN(FP32, (16, 64), 6),
+    GDN(FP32, (16, 32), 8, 2),
+    GDN(FP32, (16, 32), 32, 4),
+    GDN(BF16, (16, 32), 4),
+    GDN(BF16, (16, 16), 160),
+    GDN(BF16, (2, 4), 500),
+    GDN(BF16, (8, 16), 90),
+    GDN(BF16, (16, 32), 40, 3),
+    KDA(FP32, (16, 16), 48),
+    KDA(FP32, (16, 32), 20),
+    KDA(FP32, (8, 8), 300),
+    KDA(BF16, (32, 32), 24),
+    KDA(BF16, (4, 4), 150),
+    SWA(CacheLayout.PER_TOKEN_SCALE, 64, 40),
+    SWA(CacheLayout.PER_TOKEN_SCALE, 32, 200),
+    SWA(CacheLayout.PER_TOKEN_SCALE, 16, 100),
+    SWA(CacheLayout.PER_TOKEN_SCALE, 128, 12),
+    SWA(CacheLayout.FP8_DS_MLA, 64, 112),
+    SWA(CacheLayout.FP8_DS_MLA, 128, 6),
+    SWA(CacheLayout.FP8_DS_MLA, 32, 224),
+    SWA(CacheLayout.FP8_DS_MLA, 16, 48),
+)
+"""Other head counts, batches and drafted tokens; of kda_decode also bf16 states, which no row had."""
+SETS: Mapping[str, Sequence[Shape]] = {"first": FIRST, "second": SECOND}
 WINDOW_KERNELS = ("portable", "wgmma")
 ROUNDS = 20
 """Of a graph of swa_decode, as bench_swa_decode.py has it."""
@@ -98,17 +127,18 @@ class Measured:
 def call_name(shape: Shape) -> str:
     if isinstance(shape, SWA):
         return f"swa_decode {shape.layout.value} {shape.heads} x {shape.batch}"
-    return f"{shape.op} {shape.state_dtype} {shape.label}"
+    drafts = f" x {shape.steps} tokens" if shape.steps > 1 else ""
+    return f"{shape.op} {shape.state_dtype} {shape.label}{drafts}"
 
 
 def kernels_of(shape: Shape) -> Sequence[str]:
     return WINDOW_KERNELS if isinstance(shape, SWA) else (bench_gdn_decode.COMPILED,)
 
 
-def predictions(machine: Machine) -> list[dict[str, Any]]:
+def predictions(calls: Sequence[Shape], machine: Machine) -> list[dict[str, Any]]:
     """One for each call and kernel; seconds."""
     found = []
-    for shape in CALLS:
+    for shape in calls:
         if isinstance(shape, SWA):
             name = "swa_decode"
             made = synthesise(
@@ -148,7 +178,9 @@ def _calling(name: str, kernel: str, made: Call) -> Callable[[], None]:
     return run
 
 
-def measured_decode(seconds: float, tell: Callable[[str, str, Measured], None]) -> None:
+def measured_decode(
+    calls: Sequence[Shape], seconds: float, tell: Callable[[str, str, Measured], None]
+) -> None:
     """`cute` of gdn_decode and kda_decode, as bench_gdn_decode.py times it; `tell` has each as it is done."""
     options = TimingOptions(Mode(Cache.COLD, Form.GRAPH), seconds, 0.01, clock="events")
 
@@ -160,15 +192,17 @@ def measured_decode(seconds: float, tell: Callable[[str, str, Measured], None]) 
             told = kernel.summary
             tell(call_name(shape), kernel.name, Measured(told.median, told.lower, told.upper, fault))
 
-    for op in (GDN, KDA):
-        shapes = [shape for shape in DECODE if shape.op == op.op]
+    for op in (GDN.op, KDA.op):
+        shapes = [shape for shape in calls if not isinstance(shape, SWA) and shape.op == op]
         bench_gdn_decode.timed(shapes, [bench_gdn_decode.COMPILED], "cuda", options, found)
 
 
-def measured_windows(tell: Callable[[str, str, Measured], None]) -> None:
+def measured_windows(calls: Sequence[Shape], tell: Callable[[str, str, Measured], None]) -> None:
     """Kernels of swa_decode, as bench_swa_decode.py times them."""
     torch.manual_seed(0)
-    for shape in WINDOWS:
+    for shape in calls:
+        if not isinstance(shape, SWA):
+            continue
         cache = bench_swa_decode.Cache.made(shape.layout, shape.sets * shape.batch * bench_swa_decode.PAGES)
         sink = torch.randn(shape.heads, device="cuda")
         given = bench_swa_decode.buffers(shape, cache)
@@ -185,7 +219,7 @@ def measured_windows(tell: Callable[[str, str, Measured], None]) -> None:
         torch.cuda.empty_cache()
 
 
-def measure(path: Path, seconds: float) -> int:
+def measure(calls: Sequence[Shape], path: Path, seconds: float) -> int:
     if not torch.cuda.is_available():
         print("error: no CUDA GPU to measure on; --predict needs none", file=sys.stderr)
         return Exit.CANNOT_RUN
@@ -211,8 +245,8 @@ def measure(path: Path, seconds: float) -> int:
         save(path, about)  # what was measured stays, whatever comes
         print(f"{call} {kernel}: {1e6 * one.median:.2f} us {one.fault}", file=sys.stderr, flush=True)
 
-    measured_windows(tell)
-    measured_decode(seconds, tell)
+    measured_windows(calls, tell)
+    measured_decode(calls, seconds, tell)
     return Exit.MISMATCH if any(row["fault"] for row in rows) else Exit.PASS
 
 
@@ -285,6 +319,7 @@ def main() -> int:
     task.add_argument("--predict", type=Path, metavar="FILE", help="write predictions")
     task.add_argument("--measure", type=Path, metavar="FILE", help="write measured times")
     task.add_argument("--compare", type=Path, nargs=2, metavar=("PREDICTED", "MEASURED"), help="print both")
+    parser.add_argument("--calls", choices=SETS, default="second", help="which of the sets of calls")
     parser.add_argument("--memory-rate", type=float, metavar="GB/S", help="of the machine that is predicted")
     parser.add_argument("--seconds", type=float, default=8.0, help="of a measured row, at most")
     options = parser.parse_args()
@@ -296,11 +331,11 @@ def main() -> int:
             return Exit.BAD_INPUT
         return compare(predicted, measured)
     if options.measure:
-        return measure(options.measure, options.seconds)
+        return measure(SETS[options.calls], options.measure, options.seconds)
     rate = options.memory_rate
     machine = H200 if rate is None else H200.with_values(memory_rate=rate)
     try:
-        rows = predictions(machine)
+        rows = predictions(SETS[options.calls], machine)
     except UnsupportedError as error:
         print(f"error: not predicted: {error.what}", file=sys.stderr)
         return Exit.CANNOT_RUN
