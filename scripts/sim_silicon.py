@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import datetime
+import math
 import multiprocessing
 import subprocess
 import sys
@@ -38,8 +39,9 @@ from tests.sim.silicon.tensormap import TensorMap
 
 TENSOR_MAP_BYTES = 128
 ENCODINGS = "encodings"
-CLUSTER_DIMENSION, ATTRIBUTE_WORDS = 4, 18  # of CUlaunchAttributeID; a CUlaunchAttribute's size
-NON_PORTABLE_CLUSTERS = 14  # of CUfunction_attribute: a cluster may have 16 CTAs
+CLUSTER_DIMENSION, PROGRAMMATIC_SERIALISATION = 4, 6  # of CUlaunchAttributeID
+ATTRIBUTE_WORDS = 18  # a CUlaunchAttribute's size: its id, a word of padding, its value
+DYNAMIC_SHARED_BYTES, NON_PORTABLE_CLUSTERS = 8, 14  # of CUfunction_attribute; a cluster may have 16 CTAs
 SPAWN = multiprocessing.get_context("spawn")
 # Allocations are padded so that a kernel's buffers are apart and 512-byte aligned.
 GUARD = 4096
@@ -124,15 +126,31 @@ class Driver:
         self.call("cuMemcpyDtoH_v2", host.ctypes.data_as(ctypes.c_void_p), ctypes.c_uint64(pointer), size)
         return host
 
-    def function(self, kernel: MicroKernel) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
-        module, function = ctypes.c_void_p(), ctypes.c_void_p()
-        self.call("cuModuleLoadData", ctypes.byref(module), kernel.ptx.encode() + b"\0")
-        self.call("cuModuleGetFunction", ctypes.byref(function), module, kernel.name.encode())
-        return module, function
+    def launch(self, kernel: MicroKernel, module: ctypes.c_void_p, entry: str, table: Any) -> None:
+        function = ctypes.c_void_p()
+        self.call("cuModuleGetFunction", ctypes.byref(function), module, entry.encode())
+        if kernel.smem:
+            self.call("cuFuncSetAttribute", function, DYNAMIC_SHARED_BYTES, kernel.smem)
+        shape = (*kernel.grid_shape, kernel.block, 1, 1)
+        given: list[tuple[int, ...]] = []
+        if kernel.cluster != 1:
+            self.call("cuFuncSetAttribute", function, NON_PORTABLE_CLUSTERS, 1)
+            given.append((CLUSTER_DIMENSION, 0, *kernel.cluster_shape))
+        if entry == kernel.dependent:
+            given.append((PROGRAMMATIC_SERIALISATION, 0, 1))
+        if not given:
+            self.call("cuLaunchKernel", function, *shape, kernel.smem, None, table, None)
+            return
+        attributes = ((ctypes.c_uint * ATTRIBUTE_WORDS) * len(given))()
+        for attribute, words in zip(attributes, given, strict=True):
+            attribute[: len(words)] = words
+        config = LaunchConfig((*shape, kernel.smem), None, ctypes.addressof(attributes), len(given))
+        self.call("cuLaunchKernelEx", ctypes.byref(config), function, table, None)
 
     def run(self, kernel: MicroKernel) -> dict[str, Array]:
         """Launches; the answers by buffer."""
-        module, function = self.function(kernel)
+        module = ctypes.c_void_p()
+        self.call("cuModuleLoadData", ctypes.byref(module), kernel.ptx.encode() + b"\0")
         pointers = {buffer.name: self.allocate(buffer.data) for buffer in kernel.buffers()}
         arguments: list[Any] = []
         for param in kernel.params:
@@ -145,14 +163,8 @@ class Driver:
                 raise DriverError("cuTensorMapEncodeTiled", code)
             arguments.append(ctypes.create_string_buffer(encoded, TENSOR_MAP_BYTES))
         table = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
-        shape = (kernel.grid, 1, 1, kernel.block, 1, 1)
-        if kernel.cluster == 1:
-            self.call("cuLaunchKernel", function, *shape, 0, None, table, None)
-        else:
-            self.call("cuFuncSetAttribute", function, NON_PORTABLE_CLUSTERS, 1)
-            attribute = (ctypes.c_uint * ATTRIBUTE_WORDS)(CLUSTER_DIMENSION, 0, kernel.cluster, 1, 1)
-            config = LaunchConfig((*shape, 0), None, ctypes.addressof(attribute), 1)
-            self.call("cuLaunchKernelEx", ctypes.byref(config), function, table, None)
+        for entry in kernel.entries:
+            self.launch(kernel, module, entry, table)
         self.call("cuCtxSynchronize")
         answers = {buffer.name: self.read(pointers[buffer.name], buffer.data) for buffer in kernel.results()}
         for pointer in pointers.values():
@@ -277,7 +289,8 @@ def listed(families: list[str], folder: Path) -> int:
     for family in families:
         for name, kernel in kernels(family).items() if family != ENCODINGS else ():
             rows = sum(len(buffer.labels) for buffer in kernel.results())
-            print(f"{family:12} {name:40} {rows:4} answers of {kernel.grid * kernel.block} threads")
+            threads = math.prod(kernel.grid_shape) * kernel.block
+            print(f"{family:15} {name:40} {rows:4} answers of {threads} threads")
     return 0
 
 

@@ -49,19 +49,44 @@ class TensorMapOf:
 
 
 Parameter = Buffer | TensorMapOf
+Dim3 = tuple[int, int, int]
+
+
+def shape(extent: int | Dim3) -> Dim3:
+    return (extent, 1, 1) if isinstance(extent, int) else extent
 
 
 @dataclass(frozen=True, slots=True)
 class MicroKernel:
     """A launch: a pointer per Buffer that is an argument, 128 bytes per TensorMapOf, in their order; in
-    clusters of `cluster` CTAs."""
+    clusters of `cluster` CTAs, each with `smem` bytes of dynamic shared memory.
+
+    `name` is the entry, unless `entry` names another. `dependent` is an entry that is launched after it with
+    programmatic stream serialisation and the same arguments.
+    """
 
     name: str
     ptx: str
     params: tuple[Parameter, ...]
-    grid: int
+    grid: int | Dim3
     block: int
-    cluster: int = 1
+    cluster: int | Dim3 = 1
+    smem: int = 0
+    entry: str = ""
+    dependent: str = ""
+
+    @property
+    def grid_shape(self) -> Dim3:
+        return shape(self.grid)
+
+    @property
+    def cluster_shape(self) -> Dim3:
+        return shape(self.cluster)
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """In the order of their launches."""
+        return (self.entry or self.name, *((self.dependent,) if self.dependent else ()))
 
     def buffers(self) -> Iterator[Buffer]:
         return (p for p in self.params if isinstance(p, Buffer))
@@ -74,8 +99,10 @@ class MicroKernel:
 
     def fingerprint(self) -> str:
         """Of all that the answer depends on: a recording of another text or other inputs is no evidence."""
-        clusters = f" {self.cluster}" if self.cluster > 1 else ""
-        digest = hashlib.sha256(f"{self.grid} {self.block}{clusters}\n{self.ptx}".encode())
+        clusters = "" if self.cluster == 1 else f" {self.cluster}"
+        more = (self.smem, self.entry, self.dependent)
+        others = f" {more}" if any(more) else ""
+        digest = hashlib.sha256(f"{self.grid} {self.block}{clusters}{others}\n{self.ptx}".encode())
         for param in self.params:
             if isinstance(param, Buffer):
                 digest.update(np.ascontiguousarray(param.data).tobytes())

@@ -9,6 +9,7 @@ from tests.sim.silicon import (
     approximate,
     atomics,
     cluster,
+    cluster_memory,
     convert,
     copies,
     corners,
@@ -42,6 +43,7 @@ FAMILIES = {
     "wgmma": wgmma.KERNELS,
     "wgmma_corners": wgmma_corners.KERNELS,
     "cluster": cluster.KERNELS,
+    "cluster_memory": cluster_memory.KERNELS,
 }
 
 

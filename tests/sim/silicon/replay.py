@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -39,9 +40,10 @@ def simulate(kernel: MicroKernel, capture: Capture, engine: str) -> dict[str, Ar
         else:
             stored = capture.tensor_maps[f"{kernel.name}/{param.name}"]
             params.append(arrays[param.buffer].ctypes.data.to_bytes(8, "little") + stored[8:])
-    shape = ((kernel.grid, 1, 1), (kernel.block, 1, 1))
-    cluster = (kernel.cluster, 1, 1)
-    run_ptx(kernel.ptx, kernel.name, *shape, params, engine=engine, memory=memory, threads=1, cluster=cluster)
+    launch = (kernel.grid_shape, (kernel.block, 1, 1), params, kernel.smem)
+    options: dict[str, Any] = {"memory": memory, "threads": 1, "cluster": kernel.cluster_shape}
+    for entry in kernel.entries:
+        run_ptx(kernel.ptx, entry, *launch, engine=engine, **options)
     return {buffer.name: arrays[buffer.name] for buffer in kernel.results()}
 
 
