@@ -156,7 +156,10 @@ TABLE: dict[Traits, str] = {
         [dst], [src], size{.level::cache_hint, cache-policy}{.cp_mask, byteMask}
     """,
     Traits("bulk copy", MACHINE, bulk=True, reduces=True): """
-    cp.reduce.async.bulk  .shared::cluster.shared::cta.completion_mechanism.op.{s32,u32,s64,u64} \
+    cp.reduce.async.bulk \
+        .shared::cluster.shared::cta.completion_mechanism.{add,inc,dec,min,max}.{s32,u32,s64,u64} \
+        [dst], [src], size, [mbar]
+    cp.reduce.async.bulk  .shared::cluster.shared::cta.completion_mechanism.{and,or,xor}.b32 \
         [dst], [src], size, [mbar]
     cp.reduce.async.bulk  .global.shared::cta.bulk_group{.level::cache_hint}.op.reduced \
         [dst], [src], size{.level::cache_hint, cache-policy}

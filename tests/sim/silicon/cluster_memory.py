@@ -45,7 +45,7 @@ def registers(grid: Dim3, cluster: Dim3, directives: str = "") -> MicroKernel:
     asked.add("mov.pred %p, %is_explicit_cluster;\nselp.b32 %r3, 1, 0, %p;")
     asked.store("%is_explicit_cluster", "%r3")
     by = "x".join(map(str, cluster))
-    name = f"cluster_of_{by}_in_{'x'.join(map(str, grid))}{'_directive' if directives else ''}"
+    name = f"clusters_of_{by}_in_{'x'.join(map(str, grid))}{'_required' if directives else ''}"
     return asked.kernel(name, 1 if directives else cluster, grid, directives=directives)
 
 
@@ -119,7 +119,8 @@ LOADS = (
     ("u8", 1, "%h0"), ("s8", 1, "%h0"), ("u16", 2, "%h0"), ("s16", 2, "%h0"), ("b32", 4, "%r1"),
     ("volatile.b32", 4, "%r1"), ("relaxed.cluster.b32", 4, "%r1"), ("acquire.cluster.b32", 4, "%r1"),
     ("acquire.gpu.b32", 4, "%r1"), ("b64", 8, "%d0"), ("f64", 8, "%d0"), ("v2.b32", 8, "{%r1, %r2}"),
-    ("v4.b32", 16, "{%r1, %r2, %r3, %r4}"), ("v2.b64", 16, "{%d0, %d1}"), ("v4.u8", 4, "{%h0, %h1, %h2, %h3}"),
+    ("v4.b32", 16, "{%r1, %r2, %r3, %r4}"), ("v2.b64", 16, "{%d0, %d1}"),
+    ("v4.u8", 4, "{%h0, %h1, %h2, %h3}"),
 )  # fmt: skip
 
 
@@ -154,7 +155,8 @@ def _kind(register: str) -> str:
 
 STORES = (
     ("b8", "%h0"), ("b16", "%h0"), ("b32", "%r1"), ("volatile.b32", "%r1"), ("relaxed.cluster.b32", "%r1"),
-    ("release.cluster.b32", "%r1"), ("b64", "%d0"), ("v2.b32", "{%r1, %r2}"), ("v4.b32", "{%r1, %r2, %r3, %r4}"),
+    ("release.cluster.b32", "%r1"), ("b64", "%d0"), ("v2.b32", "{%r1, %r2}"),
+    ("v4.b32", "{%r1, %r2, %r3, %r4}"),
     ("v2.b64", "{%d0, %d1}"), ("v2.b16", "{%h0, %h1}"), ("v4.b8", "{%h0, %h1, %h0, %h1}"),
 )  # fmt: skip
 
@@ -231,7 +233,7 @@ SPELLINGS = ("red.relaxed.cluster.shared::cluster", "red.release.cluster.shared:
 
 
 def reductions(ctas: int) -> MicroKernel:
-    """All CTAs to one word a lane at rank 1: operations that commute, by `red`, `atom` and generic addresses."""
+    """All CTAs to one word a lane at rank 1, by `red`, `atom` and generic addresses; all commute."""
     asked = Questions()
     asked.add(
         "mad.lo.u32 %r10, %t, 8, %buf;\nmapa.shared::cluster.u32 %r11, %r10, 1;\nld.global.b32 %r1, [%in];\n"

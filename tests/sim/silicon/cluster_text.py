@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernels of clusters have in common: a row of answers for each CTA and question, a word a thread."""
+"""What the kernels of clusters have in common: rows of answers for each CTA, a word a thread."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ selp.b32 %r23, 1, 0, %p;
 """
 
 
-def test(parity: int, register: str, barrier: str = "full") -> str:
+def is_over(parity: int, register: str, barrier: str = "full") -> str:
     return (
         f"mbarrier.test_wait.parity.acquire.cluster.shared::cta.b64 %p, [{barrier}], {parity};\n"
         f"selp.b32 {register}, 1, 0, %p;\n"

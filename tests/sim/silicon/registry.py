@@ -9,11 +9,14 @@ from tests.sim.silicon import (
     approximate,
     atomics,
     cluster,
+    cluster_barriers,
+    cluster_copies,
     cluster_memory,
     convert,
     copies,
     corners,
     float32,
+    grid_dependency,
     half,
     integer,
     matrix,
@@ -44,6 +47,9 @@ FAMILIES = {
     "wgmma_corners": wgmma_corners.KERNELS,
     "cluster": cluster.KERNELS,
     "cluster_memory": cluster_memory.KERNELS,
+    "cluster_barriers": cluster_barriers.KERNELS,
+    "cluster_copies": cluster_copies.KERNELS,
+    "grid_dependency": grid_dependency.KERNELS,
 }
 
 
