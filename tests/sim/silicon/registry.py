@@ -12,6 +12,7 @@ from tests.sim.silicon import (
     cluster_barriers,
     cluster_copies,
     cluster_memory,
+    compiled,
     convert,
     copies,
     corners,
@@ -50,6 +51,7 @@ FAMILIES = {
     "cluster_barriers": cluster_barriers.KERNELS,
     "cluster_copies": cluster_copies.KERNELS,
     "grid_dependency": grid_dependency.KERNELS,
+    "compiled": compiled.KERNELS,
 }
 
 
