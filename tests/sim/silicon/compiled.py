@@ -97,8 +97,9 @@ def of_nvcc(name: str) -> MicroKernel:
     wanted = (name, launch.dependent) if launch.dependent else (name,)
     text = front + "".join(f".visible .entry {named[entry]}" for entry in wanted)
     given = _buffers(launch)
-    more = {"entry": name, "dependent": launch.dependent}
-    return MicroKernel(f"nvcc_{name}", text, given, launch.grid, launch.block, **more)
+    return MicroKernel(
+        f"nvcc_{name}", text, given, launch.grid, launch.block, entry=name, dependent=launch.dependent
+    )
 
 
 def of_triton(name: str) -> MicroKernel:
