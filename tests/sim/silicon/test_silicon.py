@@ -15,9 +15,18 @@ from tests.sim.silicon.replay import differences, simulate
 from tests.subset import quick
 
 RUNS = [(family, name, engine) for family in FAMILIES for name in kernels(family) for engine in ENGINES]
-OF_LONG_FAMILIES = {"convert": "cvt_f32_to_half", "float32": "f32_div", "half": "f16x2_arithmetic"}
-"""What default runs keep, in the interpreter, of families that take it long: all patterns of 16 bits, and
-others as many. The compiled engine runs all of them."""
+OF_LONG_FAMILIES = {
+    "convert": "cvt_f32_to_half",
+    "float32": "f32_div",
+    "half": "f16x2_arithmetic",
+    "cluster_memory": "atomics_of_the_next",
+    "cluster_barriers": "remote_arrivals",
+    "cluster_copies": "multicasts_of_4",
+    "grid_dependency": "launched_at_once",
+    "compiled": "triton_softmax",
+}
+"""What default runs keep, in the interpreter, of families that take it long: all patterns of 16 bits, others
+as many, and the many kernels of clusters and compilers. The compiled engine runs all of them."""
 
 
 def is_short(family: str, name: str) -> bool:
