@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.sim.silicon.capture import FOLDER, Capture, load
 from tests.sim.silicon.encodings import ADDRESS, all_maps
 from tests.sim.silicon.microkernel import Array, Buffer, MicroKernel
-from tests.sim.silicon.registry import FAMILIES, kernels
+from tests.sim.silicon.registry import FAMILIES, OF_PTXAS, kernels
 from tests.sim.silicon.sweeps import SWEEPS, digest
 from tests.sim.silicon.tensormap import TensorMap
 
@@ -306,7 +306,7 @@ def main() -> int:
     }
     for name, function in actions.items():
         action.add_argument(f"--{name}", dest="action", action="store_const", const=function)
-    stored = [*FAMILIES, ENCODINGS]
+    stored = [*FAMILIES, *OF_PTXAS, ENCODINGS]
     told = f"of {', '.join(stored)}; default: all"
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=told)
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the answers are stored")

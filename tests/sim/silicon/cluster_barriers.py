@@ -26,6 +26,7 @@ def look(asked: Questions, after: str) -> None:
     for parity in (0, 1):
         asked.add(is_over(parity, "%r3"))
         asked.store(f"{after}: parity {parity} is over", "%r3")
+    asked.add(SYNC)  # nobody goes on before all have looked
 
 
 def steps(name: str, count: int | str, *then: tuple[str, str], ctas: int = 4) -> MicroKernel:
@@ -106,7 +107,8 @@ mov.b32 %r3, 0;
 @!%one bra COUNT{number};
 mbarrier.arrive.release.cta.shared::cta.b64 %d0, [full];
 mbarrier.pending_count.b64 %r3, %d0;
-COUNT{number}:"""
+COUNT{number}:
+{SYNC}"""
         )
         asked.store(f"pending before the owner arrives, after {remote} from elsewhere", "%r3")
     look(asked, "all have arrived")
