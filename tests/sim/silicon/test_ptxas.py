@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a GPU does not answer as the PTX ISA says: what ptxas makes of it, and that the simulator is right."""
+"""Where a GPU does not answer as the PTX ISA says: what ptxas makes of it, and what the simulator answers."""
 
 from __future__ import annotations
 
