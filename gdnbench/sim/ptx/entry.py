@@ -169,6 +169,10 @@ class EntryParser:
             guard = (negated, cursor.next())
         opcode = cursor.next()
         tokens = cursor.until(";")
+        while tokens and tokens[0].kind == "word" and tokens[0].text.startswith("."):
+            opcode = opcode._replace(
+                text=opcode.text + tokens.pop(0).text
+            )  # ptxas takes `ld .global.b32` too
         place = self.declared.source.place(opcode.line, self.code.loc)
         if opcode.text in ("call", "call.uni"):
             self.calls.inline(guard, opcode, tokens, scope, place)

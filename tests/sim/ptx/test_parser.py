@@ -130,6 +130,14 @@ def test_suffixes_are_types_modifiers_and_vector_length() -> None:
     assert (address.base.name, address.offset) == ("%r5", 16)
 
 
+def test_suffixes_may_stand_apart() -> None:
+    """As ptxas takes them."""
+    apart = first("ld .relaxed\n    .gpu .global.v2 .b32 {%r0, %r1}, [%d0];")
+    together = first("ld.relaxed.gpu.global.v2.b32 {%r0, %r1}, [%d0];")
+    assert (apart.op, apart.mods, apart.types) == (together.op, together.mods, together.types)
+    assert apart.form == together.form
+
+
 def test_the_longest_known_base_wins() -> None:
     ins = first("mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 %p1, [%r1], %r2, 10000000;")
     assert ins.op == "mbarrier.try_wait"
