@@ -113,8 +113,11 @@ BULK = (
 def bulk_copies(ctas: int, to: str = "next") -> MicroKernel:
     """cp.async.bulk from a CTA's shared memory to the next one's, or to its own."""
     asked = Questions(128)
+    if to != "next":
+        asked.add(
+            f"mapa.shared::cluster.u32 %far, %buf, %{to};\nmapa.shared::cluster.u32 %there, %bar, %{to};"
+        )
     asked.add(
-        f"mapa.shared::cluster.u32 %far, %buf, %{to};\nmapa.shared::cluster.u32 %there, %bar, %{to};\n"
         "ld.global.b32 %r1, [%in];\nadd.u32 %r7, %buf, 4096;\nmad.lo.u32 %r10, %t, 32, %buf;\n"
         "mad.lo.u32 %r11, %t, 32, %r7;"
     )
@@ -136,7 +139,8 @@ add.u32 %r13, %far, {target};
         asked.store(f"{size} bytes from {source} to {target} have arrived", "%r23")
         words_there(asked, f"{size} bytes from {source} to {target}", 8)
         asked.add(SYNC)
-    return asked.kernel(f"bulk_copies_to_{to}_of_{ctas}", ctas, x=random_u32(513, ctas * 128))
+    name = f"bulk_copies{'' if to == 'next' else f'_to_{to}'}_of_{ctas}"
+    return asked.kernel(name, ctas, x=random_u32(513, ctas * 128))
 
 
 BULK_REDUCTIONS = (
@@ -269,8 +273,8 @@ setp.eq.u32 %p, %rank, {issuer};
 @!%p bra T{number}_SENT;
 elect.sync _|%p, -1;
 mov.b16 %h0, {mask};
-@%p cp.async.bulk.tensor.{len(at)}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes\
-.multicast::cluster [%buf], [%tm, {{{", ".join(map(str, at))}}}], [full], %h0;
+@%p cp.async.bulk.tensor.{len(at)}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes
+    .multicast::cluster [%buf], [%tm, {{{", ".join(map(str, at))}}}], [full], %h0;
 T{number}_SENT:
 mov.b32 %r23, 2;
 @!%q bra T{number}_NOT;
@@ -321,9 +325,11 @@ KERNELS: tuple[Callable[[], MicroKernel], ...] = (
     async_stores,
     *(partial(async_reductions, ctas) for ctas in (2, 8)),
     *(partial(bulk_copies, ctas) for ctas in (2, 4)),
-    *(partial(bulk_copies, ctas, "rank") for ctas in (1, 2)),
     bulk_reductions,
     *(partial(multicasts, size) for size in MASKS),
     *(partial(tensor_multicasts, tiles) for tiles in TILES),
     *(partial(slices, size) for size in (2, 8)),
+)
+TO_ITSELF: tuple[Callable[[], MicroKernel], ...] = tuple(
+    partial(bulk_copies, ctas, "rank") for ctas in (1, 2)
 )

@@ -264,10 +264,12 @@ def reductions(ctas: int) -> MicroKernel:
 KERNELS: tuple[Callable[[], MicroKernel], ...] = (
     *(partial(registers, *shapes) for shapes in SHAPES),
     required,
-    no_cluster,
     *(partial(addresses, ctas) for ctas in (2, 3, 8, 16)),
     loads,
     stores,
+)
+ATOMIC: tuple[Callable[[], MicroKernel], ...] = (
+    no_cluster,
     partial(atomics, "atomics_of_the_next", ATOMICS),
     *(partial(reductions, ctas) for ctas in (2, 7, 16)),
 )

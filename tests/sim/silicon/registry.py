@@ -51,16 +51,23 @@ FAMILIES = {
     "cluster_barriers": cluster_barriers.KERNELS,
     "cluster_copies": cluster_copies.KERNELS,
     "grid_dependency": grid_dependency.KERNELS,
-    "compiled": compiled.KERNELS,
 }
 
-OF_PTXAS = {"ptxas": cluster_memory.OF_PTXAS}
-"""Recorded, but what ptxas and the driver answer is not what the PTX ISA says: test_ptxas.py."""
+UNRECORDED = {
+    "cluster_steps": cluster_barriers.STEPS,
+    "cluster_atomics": cluster_memory.ATOMIC,
+    "cluster_self": cluster_copies.TO_ITSELF,
+    "compiled": compiled.KERNELS,
+    "ptxas": cluster_memory.OF_PTXAS,
+}
+"""No GPU has answered these yet: `scripts/sim_silicon.py --record` takes them, and they then belong above. An
+H200 was seen to answer the two of `ptxas` otherwise than the PTX ISA says (docs/clusters.md), and a copy to the
+own CTA without a cluster with an illegal instruction."""
 
 
 @cache
 def kernels(family: str) -> dict[str, MicroKernel]:
-    built = [make() for make in (FAMILIES | OF_PTXAS)[family]]
+    built = [make() for make in (FAMILIES | UNRECORDED)[family]]
     by_name = {kernel.name: kernel for kernel in built}
     assert len(by_name) == len(built), f"two kernels of {family} have one name"
     return by_name
