@@ -61,8 +61,8 @@ UNRECORDED = {
     "ptxas": cluster_memory.OF_PTXAS,
 }
 """No GPU has answered these yet: `scripts/sim_silicon.py --record` takes them, and they then belong above. An
-H200 was seen to answer the two of `ptxas` otherwise than the PTX ISA says, and a copy to the own CTA without a
-cluster with an illegal instruction (docs/clusters.md)."""
+H200 was seen to answer the two of `ptxas` otherwise than the PTX ISA says, and a copy to the own CTA without
+a cluster with an illegal instruction (docs/clusters.md)."""
 
 
 @cache
