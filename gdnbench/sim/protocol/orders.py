@@ -1,0 +1,246 @@
+"""The check of all orders at once.
+
+The run gives each arrival the phase that it counted for and each wait the phase whose end it saw. Let P be
+the least partial order in which an actor's events follow one another, a landing follows its issue, and a wait
+for a phase follows all that counted for it. As long as every act meets the phase that it met in the run, the
+events that have been are closed downwards in P, and a barrier has completed exactly those phases whose acts
+have all been. So the first act that meets another phase is one of these, with D the set of events before it:
+
+- an arrival of phase n + 1 that is not after all acts of phase n in P;
+- a wait for phase n of which the actor can come to it while fewer phases are complete, by an even number;
+- a wait for phase n that none of the acts of phase n + 1 is after: phase n + 1 can be over before it;
+- an act of an mbarrier that is not after its init, or that its inval is not after.
+
+Each condition is exact, and the smallest D that is closed downwards gives the shortest order. If none holds,
+no order stops before its end: of the events that are left, one is least in P. An arrival can always be done,
+and a wait that is least has its phase complete, and no later one. That replaces the search through states, of
+which there are exponentially many, by a pass through the events.
+
+A phase is over as soon as no arrivals and no bytes are pending, which may be before all its acts have been,
+if bytes are announced, or an arrival is added, after the last arrival. Where P puts each such announcement
+before an arrival of its phase this cannot happen. Elsewhere the plain search decides (`search.py`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from gdnbench.sim.protocol.cells import Fault
+from gdnbench.sim.protocol.events import Kind, Protocol
+from gdnbench.sim.protocol.machine import Machine
+from gdnbench.sim.protocol.search import Broken, Wrong, continued, deviation, search
+
+STATES = 200_000
+"""The states of the plain search, where it is needed."""
+Phase = tuple[int, int]  # barrier and phase
+Set = int  # of events: bit e for event e
+
+
+class Verdict(Enum):
+    PROVED = "every order meets the same phases as the run, and none stops"
+    BROKEN = "an order meets another phase than the run"
+    OPEN = "not proved"
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """`broken` is the shortest order that is wrong; `then` is how one continuation of it ends, if not well.
+    `why`: of what is not proved, why not."""
+
+    verdict: Verdict
+    events: int
+    broken: Broken | None = None
+    then: Broken | None = None
+    why: str = ""
+
+
+@dataclass(slots=True)
+class _Orders:
+    """`upto[e]`: the events that must be before e whatever the barriers do, and all before those; `below[e]`
+    adds what e waits for, and e."""
+
+    machine: Machine
+    upto: list[Set] = field(default_factory=list)
+    below: list[Set] = field(default_factory=list)
+    counting: dict[Phase, list[int]] = field(default_factory=lambda: defaultdict(list))
+    waiting: dict[Phase, list[int]] = field(default_factory=lambda: defaultdict(list))
+    inits: dict[int, int] = field(default_factory=dict)
+    invals: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        machine, full = self.machine, dict[Phase, Set]()
+        for number, acts in enumerate(machine.acts):
+            upto = _union(self.below[one] for one in machine.protocol.before[number])
+            below = upto | 1 << number
+            for (act, at), phase in zip(acts, machine.met[number], strict=True):
+                key = at, phase
+                if act.kind.counts and number not in self.counting[key]:
+                    self.counting[key].append(number)
+                elif act.kind.waits:
+                    self.waiting[key].append(number)
+                    if key not in full:  # in the run all that counts for it has been
+                        full[key] = self.all_of(key)
+                    below |= full[key]
+                elif act.kind is Kind.INIT:
+                    self.inits[at] = number
+                elif act.kind is Kind.INVAL:
+                    self.invals[at] = number
+            self.upto.append(upto)
+            self.below.append(below)
+
+    def all_of(self, phase: Phase) -> Set:
+        """All that counts for a phase, and what must be before."""
+        return _union(self.below[one] for one in self.counting.get(phase, ()))
+
+
+def _union(sets: Iterable[Set]) -> Set:
+    found = 0
+    for one in sets:
+        found |= one
+    return found
+
+
+def check(protocol: Protocol, states: int = STATES) -> Checked:
+    """Check all orders of a run in which every warp came to its end. Raises ValueError if the events are no
+    run. `states` bounds the plain search, where it is needed."""
+    machine = Machine(protocol)
+    orders = _Orders(machine)
+    found = min(_broken(orders), key=lambda one: one.events.bit_count() + len(one.last), default=None)
+    count = len(protocol.events)
+    early = _may_end_early(orders)
+    broken = None if found is None else _replayed(machine, found)
+    if broken is None and (found is not None or early is not None):
+        searched = search(machine, states)
+        if not searched.complete:
+            event = protocol.events[early if early is not None else (found.last or (0,))[-1]]
+            why = f"{event.text}: bytes announced after a phase's last arrival; stopped at {states} states"
+            return Checked(Verdict.OPEN, count, why=why)
+        broken = searched.broken
+    if broken is None:
+        return Checked(Verdict.PROVED, count)
+    return Checked(Verdict.BROKEN, count, broken, continued(machine, broken))
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """The events of the set in the order of the run, then `last`."""
+
+    wrong: Wrong
+    events: Set
+    last: tuple[int, ...] = ()
+    waiter: int | None = None
+
+
+def _broken(orders: _Orders) -> Iterator[_Candidate]:
+    yield from _elsewhere(orders)
+    yield from _wrong_waits(orders)
+    yield from _outside_lifetime(orders)
+
+
+def _elsewhere(orders: _Orders) -> Iterator[_Candidate]:
+    """Arrivals that can come in the phase before theirs."""
+    for (at, phase), events in orders.counting.items():
+        earlier = _mask(orders.counting.get((at, phase - 1), ()))
+        for event in events:
+            if earlier & ~orders.upto[event] & ~(1 << event):
+                yield _Candidate(Wrong.ELSEWHERE, orders.upto[event], (event,))
+
+
+def _wrong_waits(orders: _Orders) -> Iterator[_Candidate]:
+    masks = {key: _mask(events) for key, events in orders.counting.items()}
+    until: dict[Phase, Set] = defaultdict(int)  # what all phases up to this one need
+    for at, phase in sorted(masks):
+        until[at, phase] = until[at, phase - 1] | orders.all_of((at, phase))
+    for (at, phase), events in orders.waiting.items():
+        for event in events:
+            if orders.machine.acts[event][0][0].kind is not Kind.WAIT:
+                continue
+            upto = orders.upto[event]
+            seen = phase + 1
+            while seen > 0 and masks[at, seen - 1] & ~upto:
+                seen -= 1
+            seen += (phase + 1 - seen) % 2
+            if seen < phase + 1:
+                yield _Candidate(Wrong.PREMATURE, upto | until[at, seen - 1], (event,))
+            following = until[at, phase + 1]
+            if orders.machine.completed[at] >= phase + 2 and not following >> event & 1:
+                yield _Candidate(Wrong.MISSED, following, waiter=event)
+
+
+def _outside_lifetime(orders: _Orders) -> Iterator[_Candidate]:
+    for event, acts in enumerate(orders.machine.acts):
+        upto = orders.upto[event]
+        for act, at in acts:
+            if act.kind is Kind.INIT:
+                before = orders.machine.previous.get(at)
+                first = None if before is None else orders.invals[before]
+            else:
+                first = orders.inits.get(at)
+            if first is not None and not upto >> first & 1:
+                yield _Candidate(Wrong.FAULT, upto, (event,))
+            last = orders.invals.get(at)
+            if last is not None and last != event and not orders.upto[last] >> event & 1:
+                yield _Candidate(Wrong.FAULT, upto | orders.upto[last], (last, event))
+
+
+def _may_end_early(orders: _Orders) -> int | None:
+    """The first event that announces bytes, or adds an arrival, and is not before an arrival of its phase."""
+    for (at, phase), events in orders.counting.items():
+        over = orders.machine.completed[at] > phase
+        end = orders.machine.end.cells[at]
+        if not over and (end is None or end.pending or end.tx > 0):
+            continue
+        arrivals = _union(orders.upto[e] for e in events if _arrives_by_itself(orders.machine, e, at))
+        for event in events:
+            kinds = [act.kind for act, where in orders.machine.acts[event] if where == at]
+            announces = Kind.EXPECT in kinds or Kind.EXTRA in kinds
+            follows = Kind.ARRIVE in kinds and kinds.index(Kind.ARRIVE) > kinds.index(
+                Kind.EXPECT if Kind.EXPECT in kinds else kinds[0]
+            )
+            if announces and not follows and not arrivals >> event & 1:
+                return event
+    return None
+
+
+def _arrives_by_itself(machine: Machine, event: int, at: int) -> bool:
+    """Whether the arrival is one that mbarrier.init counts, not one that EXTRA has added."""
+    added = any(
+        act.kind is Kind.EXTRA and where == at
+        for one in machine.protocol.events[event].after
+        for act, where in machine.acts[one]
+    )
+    return not added and any(act.kind is Kind.ARRIVE and where == at for act, where in machine.acts[event])
+
+
+def _replayed(machine: Machine, found: _Candidate) -> Broken | None:
+    """The order, if it is wrong at its last event and not before; it can be otherwise only where a phase can
+    end early."""
+    order = (*_members(found.events & ~_mask(found.last)), *found.last)
+    state = machine.start()
+    for place, event in enumerate(order):
+        final = place == len(order) - 1
+        try:
+            stepped = machine.step(state, event)
+        except Fault as fault:
+            return Broken(Wrong.FAULT, order, text=str(fault)) if final else None
+        if stepped is None:
+            return None
+        differs = deviation(machine, state, event, *stepped)
+        if differs is not None:
+            return Broken(differs[0], order, differs[1]) if final else None
+        state = stepped[0]
+    return None
+
+
+def _mask(events: Iterable[int]) -> Set:
+    return _union(1 << one for one in events)
+
+
+def _members(events: Set) -> Iterator[int]:
+    while events:
+        low = events & -events
+        yield low.bit_length() - 1
+        events ^= low

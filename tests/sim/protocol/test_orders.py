@@ -1,0 +1,169 @@
+"""The check of all orders against known protocols, and against the plain search on random small ones."""
+
+import random
+
+import pytest
+
+from gdnbench.sim.protocol.events import Act, Event, Kind, Protocol
+from gdnbench.sim.protocol.machine import Machine
+from gdnbench.sim.protocol.orders import Verdict, check
+from gdnbench.sim.protocol.search import Wrong, search
+
+FULL, EMPTY, BAR = "full", "empty", "bar"
+
+
+def event(actor, *acts, after=()):
+    return Event(actor, tuple(acts), f"actor {actor}: {acts[0].kind.value} {acts[0].barrier}", after)
+
+
+def arrive(barrier, count=1):
+    return Act(Kind.ARRIVE, barrier, count)
+
+
+def wait(barrier, parity):
+    return Act(Kind.WAIT, barrier, parity)
+
+
+def sync(actors, size, barrier=BAR):
+    """bar.sync of warps: all join, all leave."""
+    joins = [event(one, Act(Kind.JOIN, barrier, 1, size)) for one in actors]
+    return [*joins, *(event(one, Act(Kind.LEAVE, barrier)) for one in actors)]
+
+
+def began(*inits, warps=2):
+    """Warp 0 initialises mbarriers; all warps meet."""
+    return [*(event(0, Act(Kind.INIT, name, count)) for name, count in inits), *sync(range(warps), warps)]
+
+
+def ring(rounds, *, releases=True):
+    """Warp 0 fills one slot, warp 1 empties it; without `releases` warp 0 does not wait for that."""
+    events = began((FULL, 1), (EMPTY, 1))
+    for turn in range(rounds):
+        if releases:
+            events.append(event(0, wait(EMPTY, turn & 1 ^ 1)))
+        events.append(event(0, arrive(FULL)))
+        events.append(event(1, wait(FULL, turn & 1)))
+        events.append(event(1, arrive(EMPTY)))
+    return events
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 60])
+def test_a_ring_of_one_slot_is_proved(rounds):
+    assert check(Protocol(ring(rounds))).verdict is Verdict.PROVED
+
+
+def test_a_producer_that_waits_for_nothing_overtakes_its_consumer():
+    """Two fills, and the consumer has not come to the first: it waits for a phase of the wrong parity."""
+    found = check(Protocol(ring(2, releases=False)))
+    assert found.broken.wrong is Wrong.MISSED
+    # init, join and leave of warp 0, join of warp 1: 2 + 3; then two arrivals
+    assert len(found.broken.order) == 2 + 3 + 2
+    assert found.then.wrong is Wrong.STUCK
+
+
+def test_one_fill_without_release_is_proved():
+    assert check(Protocol(ring(1, releases=False))).verdict is Verdict.PROVED
+
+
+def test_a_second_arrival_of_one_warp_can_count_for_the_phase_of_another():
+    events = [*began((FULL, 2)), event(0, arrive(FULL)), event(1, arrive(FULL))]
+    found = check(Protocol([*events, event(0, arrive(FULL)), event(1, arrive(FULL))]))
+    assert found.broken.wrong is Wrong.ELSEWHERE
+    assert len(found.broken.order) == 4 + 2
+
+
+def test_a_wait_for_the_wrong_parity_passes_before_its_phase():
+    """Warp 1 waits for phase 1 without a wait for phase 0: before phase 0 is over the parities agree."""
+    events = [*began((FULL, 1)), event(0, arrive(FULL)), event(0, arrive(FULL)), event(1, wait(FULL, 1))]
+    found = check(Protocol(events))
+    assert found.broken.wrong is Wrong.PREMATURE
+    assert len(found.broken.order) == 1 + 2 + 1 + 1  # init, joins, leave of warp 1, wait
+
+
+def test_a_use_without_order_after_the_init_is_undefined():
+    events = [event(0, Act(Kind.INIT, FULL, 1)), event(1, arrive(FULL))]
+    found = check(Protocol(events))
+    assert found.broken.wrong is Wrong.FAULT
+    assert found.broken.order == (1,)
+
+
+def test_bytes_announced_after_the_last_arrival_end_a_phase_twice():
+    """arrive, then expect_tx: the phase is over at the arrival, and the bytes count for the next."""
+    events = began((FULL, 1))
+    events += [event(0, Act(Kind.EXPECT, FULL, 64), arrive(FULL))]
+    assert check(Protocol([*events, copy(events)])).verdict is Verdict.PROVED
+    early = [*began((FULL, 2)), event(0, arrive(FULL)), event(1, Act(Kind.EXPECT, FULL, 64), arrive(FULL))]
+    assert check(Protocol([*early, copy(early)])).verdict is Verdict.PROVED
+    # The announcement of another warp is before no arrival: both arrivals can come first.
+    late = [*began((FULL, 1), warps=2), event(1, Act(Kind.EXPECT, FULL, 64)), event(0, arrive(FULL))]
+    found = check(Protocol([*late, Event(2, (Act(Kind.COMPLETE, FULL, 64),), "copy", (len(late) - 2,))]))
+    assert found.broken.wrong is Wrong.ELSEWHERE
+
+
+def copy(events):
+    """The landing of a copy of 64 bytes that the last event issued."""
+    return Event(2, (Act(Kind.COMPLETE, FULL, 64),), "copy", (len(events) - 1,))
+
+
+def random_run(seed):
+    """A run of random warps on two mbarriers and a named barrier; some wait or arrive wrongly."""
+    chance = random.Random(seed)
+    warps = chance.choice((2, 2, 3))
+    counts = {name: chance.choice((1, 1, 2)) for name in (FULL, EMPTY)}
+    programs = []
+    for _ in range(warps):
+        program, parity = [], {name: chance.choice((0, 0, 1)) for name in counts}
+        for _ in range(chance.randrange(1, 5)):
+            name, kind = chance.choice((FULL, EMPTY)), chance.random()
+            if kind < 0.45:
+                program.append((arrive(name),))
+            elif kind < 0.9:
+                program.append((wait(name, parity[name]),))
+                parity[name] ^= 1
+            else:
+                program += [(Act(Kind.JOIN, BAR, 1, 2),), (Act(Kind.LEAVE, BAR),)]
+        programs.append(program)
+    events = (
+        began(*counts.items(), warps=warps)
+        if chance.random() < 0.9
+        else [event(0, Act(Kind.INIT, name, count)) for name, count in counts.items()]
+    )
+    left = dict(enumerate(programs))
+    while any(left.values()):  # one event more, if the machine can do it
+        choices = [one for one, program in left.items() if program]
+        chance.shuffle(choices)
+        for one in choices:
+            more = [*events, event(one, *left[one][0])]
+            try:
+                Machine(Protocol(more))
+            except ValueError:
+                continue
+            events = more
+            left[one].pop(0)
+            break
+        else:
+            return None
+    return Protocol(events)
+
+
+def test_the_check_agrees_with_the_plain_search():
+    """On random runs: the same verdict and the same length; and where it proves, the search without regard
+    to phases finds no order that stops or is undefined."""
+    seen = {Verdict.PROVED: 0, Verdict.BROKEN: 0}
+    kinds = set()
+    for seed in range(400):
+        protocol = random_run(seed)
+        if protocol is None:
+            continue
+        found, machine = check(protocol), Machine(protocol)
+        plain = search(machine, 1 << 20)
+        assert plain.complete
+        seen[found.verdict] += 1
+        assert (found.broken is None) == (plain.broken is None), seed
+        if found.broken is None:
+            assert search(machine, 1 << 20, deviations=False).broken is None, seed
+        else:
+            kinds.add(found.broken.wrong)
+            assert len(found.broken.order) == len(plain.broken.order), seed
+    assert min(seen.values()) > 20, seen
+    assert kinds == {Wrong.ELSEWHERE, Wrong.PREMATURE, Wrong.MISSED, Wrong.FAULT}
