@@ -1,0 +1,224 @@
+"""Records the synchronisation of one CTA's warps and asynchronous operations as events of a protocol.
+
+    run_ptx(..., schedule="late", checker=begin, path=True)   # begin(cta) -> ProtocolRecorder(cta)
+    check(recorder.protocol())
+
+Under the schedule `late` an operation lands between two instructions, so that what an instruction and what a
+landing do to an mbarrier can be told apart.
+"""
+
+from __future__ import annotations
+
+from gdnbench.sim.errors import UnsupportedError
+from gdnbench.sim.machine.async_queue import AsyncOperation
+from gdnbench.sim.machine.barrier_state import BarrierWait
+from gdnbench.sim.machine.cta import Cta
+from gdnbench.sim.machine.engine_interface import LANES, Argument, Lanes, Results, Wait, Warp, Words
+from gdnbench.sim.machine.mbarrier import BYTES, PARITY_SHIFT, unpack
+from gdnbench.sim.machine.observer import Addresses, PathObserver, Pcs
+from gdnbench.sim.machine.operands import (
+    distinct_operands,
+    same_in_all_lanes,
+    scalar_operand,
+    shared_address,
+    uniform_value,
+)
+from gdnbench.sim.protocol.events import Act, Event, Kind, Protocol
+from gdnbench.sim.ptx.forms import Sync
+from gdnbench.sim.ptx.ir import Instruction
+
+_BARRIERS = (Sync.BARRIER_WAIT, Sync.BARRIER_REDUCE, Sync.BARRIER_ARRIVE)
+_ARRIVALS = (Sync.ARRIVE, Sync.ARRIVE_EXPECT)
+_CHANGES = {Sync.EXPECT: Kind.EXPECT, Sync.COMPLETE: Kind.COMPLETE}
+_WORD = 0xFFFF_FFFF
+CLUSTER = "barrier.cluster"
+Word = tuple[int, int, int, int]  # phase, pending and expected arrivals, bytes
+
+
+class ProtocolRecorder(PathObserver):
+    """Of a CTA that is alone in its cluster, under the schedule `late`. Raises UnsupportedError for what the
+    check does not cover: clusters, work that is handed out as CTAs ask for it, and warps of which some lanes
+    arrive at a barrier, or that exit before a barrier of the whole CTA."""
+
+    def __init__(self, cta: Cta) -> None:
+        if cta.cluster is not None:
+            raise UnsupportedError("all orders of a launch with clusters")
+        if cta.config.schedule.kind != "late":
+            raise UnsupportedError(f"all orders under the schedule {cta.config.schedule.kind}, not late")
+        self._cta = cta
+        self._events: list[Event] = []
+        self._actors = cta.launch.warps
+        self._submitted: list[AsyncOperation] = []
+        self._issued: dict[AsyncOperation, int] = {}
+        self._landing: tuple[AsyncOperation, dict[int, Word]] | None = None
+
+    def on_path(self, warp: Warp, pcs: Pcs, lanes: Words, addresses: Addresses) -> None:
+        """See `PathObserver`: only instructions of the machine synchronise warps."""
+
+    def before_instruction(
+        self,
+        warp: Warp,
+        ins: Instruction,
+        lanes: Lanes,
+        sources: tuple[Argument, ...],
+        previous: Wait | None,
+    ) -> None:
+        """See `Checker`."""
+        self._landed()
+        self._submitted = []
+        if ins.op.startswith("clusterlaunchcontrol"):
+            raise UnsupportedError(f"all orders of a kernel with {ins.op}: its work depends on the order")
+        if ins.form.sync in _ARRIVALS:
+            self._add(warp, ins, *self._arrivals(ins, lanes, sources))
+
+    def after_instruction(
+        self,
+        warp: Warp,
+        ins: Instruction,
+        lanes: Lanes,
+        sources: tuple[Argument, ...],
+        previous: Wait | None,
+        results: Results | Wait,
+    ) -> None:
+        """See `Checker`."""
+        self._landed()
+        sync = ins.form.sync
+        if sync in _BARRIERS:
+            self._barrier(warp, ins, lanes, sources, previous, results)
+        elif isinstance(results, Wait):
+            return
+        elif sync is Sync.INIT:
+            self._add(warp, ins, *_acts(Kind.INIT, ins, lanes, sources))
+        elif sync is Sync.INVALIDATE:
+            self._add(warp, ins, *_acts(Kind.INVAL, ins, lanes, sources))
+        elif sync in _CHANGES:
+            self._add(warp, ins, *_acts(_CHANGES[sync], ins, lanes, sources))
+        elif sync is Sync.POLL:
+            self._waits(warp, ins, lanes & (results[0] != 0), sources)
+        elif sync is Sync.CLUSTER_ARRIVE:
+            self._add(warp, ins, Act(Kind.JOIN, CLUSTER, LANES, self._all(warp, lanes)))
+        elif sync is Sync.CLUSTER_WAIT:
+            self._add(warp, ins, Act(Kind.LEAVE, CLUSTER))
+        elif any(one.signals for one in self._submitted):
+            extra = ins.op == "cp.async.mbarrier.arrive" and not ins.has("noinc")
+            self._add(warp, ins, *(_acts(Kind.EXTRA, ins, lanes, sources) if extra else ()))
+            for operation in self._submitted:
+                self._issued[operation] = len(self._events) - 1
+
+    def on_submit(self, operation: AsyncOperation) -> None:
+        """See `Checker`."""
+        self._submitted.append(operation)
+
+    def before_landing(self, operation: AsyncOperation) -> None:
+        """See `Checker`."""
+        self._landed()
+        if operation.signals:
+            self._landing = operation, {at: self._word(at) for at in operation.signals}
+
+    def on_cta_end(self) -> None:
+        """See `Checker`."""
+        self._landed()
+
+    def protocol(self) -> Protocol:
+        """The events of the CTA, which has ended."""
+        self._landed()
+        return Protocol(self._events)
+
+    def _word(self, address: int) -> Word:
+        shared = self._cta.shared
+        return (shared.phase_cells[address // BYTES], *unpack(shared.word_cells[address // BYTES]))
+
+    def _landed(self) -> None:
+        """Record the latest landing, from what it has changed."""
+        if self._landing is None:
+            return
+        operation, words = self._landing
+        self._landing = None
+        acts: list[Act] = []
+        for address, (phase, pending, _, tx) in words.items():
+            now, left, _, bytes_left = self._word(address)
+            if now > phase + 1:
+                raise UnsupportedError(
+                    f"all orders where one {operation.name} ends two phases of an mbarrier"
+                )
+            arrived = pending - (0 if now > phase else left)
+            completed = tx - (0 if now > phase else bytes_left)
+            acts += [Act(Kind.COMPLETE, address, completed)] if completed else []
+            acts += [Act(Kind.ARRIVE, address, arrived)] if arrived else []
+        issue = self._issued.pop(operation)
+        text = f"{operation.name} lands ({self._events[issue].text})"
+        self._events.append(Event(self._actors, tuple(acts), text, (issue,)))
+        self._actors += 1
+
+    def _add(self, warp: Warp, ins: Instruction, *acts: Act) -> None:
+        place = ins.place
+        where = f"PTX line {place.line}" if place.file is None else f"{place.file}:{place.file_line}"
+        self._events.append(Event(warp.index, acts, f"warp {warp.index}: {ins.name}, {where}"))
+
+    def _all(self, warp: Warp, lanes: Lanes) -> int:
+        """The threads of a barrier of the whole CTA."""
+        if len(self._cta.barriers.live) < self._cta.launch.warps:
+            raise UnsupportedError("all orders of a kernel whose warps exit before a barrier of the CTA")
+        if (warp.exists & ~lanes).any():
+            raise UnsupportedError("all orders of a kernel in which some lanes of a warp arrive at a barrier")
+        return LANES * self._cta.launch.warps
+
+    def _arrivals(self, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]) -> list[Act]:
+        """Of lanes that arrive together, one act, unless they end a phase and go on in the next."""
+        expects, drops = ins.form.sync is Sync.ARRIVE_EXPECT, ins.op.startswith("mbarrier.arrive_drop")
+        extra = scalar_operand(sources[1]) if len(sources) > 1 else same_in_all_lanes(0 if expects else 1)
+        acts: list[Act] = []
+        for members, (address, operand) in distinct_operands(lanes, scalar_operand(sources[0]), extra):
+            at, value = shared_address(address, ins), operand & _WORD
+            count, size = (1, value) if expects else (value, 0)
+            times = len(members)
+            parts = [times] if times * count <= self._word(at)[1] else [1] * times
+            for part in parts:
+                acts += [Act(Kind.EXPECT, at, part * size)] if size else []
+                acts.append(Act(Kind.ARRIVE, at, part * count, part * count * drops))
+        return acts
+
+    def _waits(self, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]) -> None:
+        if not lanes.any():
+            return
+        operands = scalar_operand(sources[0]), scalar_operand(sources[1])
+        for _, (address, operand) in distinct_operands(lanes, *operands):
+            parity = operand & 1 if ins.has("parity") else operand >> PARITY_SHIFT
+            self._add(warp, ins, Act(Kind.WAIT, shared_address(address, ins), parity))
+
+    def _barrier(
+        self,
+        warp: Warp,
+        ins: Instruction,
+        lanes: Lanes,
+        sources: tuple[Argument, ...],
+        previous: Wait | None,
+        results: Results | Wait,
+    ) -> None:
+        number = f"barrier {_number(sources, lanes)}"
+        if not isinstance(previous, BarrierWait):
+            if (warp.exists & ~lanes).any():
+                raise UnsupportedError(
+                    "all orders of a kernel in which some lanes of a warp arrive at a barrier"
+                )
+            given = sources[1:-1] if ins.form.sync is Sync.BARRIER_REDUCE else sources[1:]
+            threads = uniform_value(given[0], lanes, "the threads") & _WORD if given else None
+            size = self._all(warp, lanes) if threads is None else threads
+            self._add(warp, ins, Act(Kind.JOIN, number, LANES, size))
+        if ins.form.sync is not Sync.BARRIER_ARRIVE and not isinstance(results, Wait):
+            self._add(warp, ins, Act(Kind.LEAVE, number))
+
+
+def _number(sources: tuple[Argument, ...], lanes: Lanes) -> int:
+    return uniform_value(sources[0], lanes, "the barrier's number") & _WORD
+
+
+def _acts(kind: Kind, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]) -> list[Act]:
+    """One act for each address, of as many lanes as name it."""
+    count = kind not in (Kind.EXTRA, Kind.INVAL)
+    operands = [scalar_operand(sources[0])] + ([scalar_operand(sources[1])] if count else [])
+    found: list[Act] = []
+    for members, (address, *rest) in distinct_operands(lanes, *operands):
+        times = 1 if kind is Kind.INIT else len(members)
+        found.append(Act(kind, shared_address(address, ins), times * (rest[0] & _WORD if rest else 1)))
+    return found
