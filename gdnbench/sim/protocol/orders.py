@@ -112,14 +112,15 @@ def check(protocol: Protocol, states: int = STATES) -> Checked:
     count = len(protocol.events)
     early = _may_end_early(orders)
     broken = None if found is None else _replayed(machine, found)
-    if broken is None and (found is not None or early is not None):
+    if broken is None and early is not None:
         searched = search(machine, states)
         if not searched.complete:
-            event = protocol.events[early if early is not None else (found.last or (0,))[-1]]
-            why = f"{event.text}: bytes announced after a phase's last arrival; stopped at {states} states"
+            what = f"{protocol.events[early].text}: its phase may be over before it"
+            why = f"{what}; {states} states were too few"
             return Checked(Verdict.OPEN, count, why=why)
         broken = searched.broken
     if broken is None:
+        assert found is None or early is not None, found
         return Checked(Verdict.PROVED, count)
     return Checked(Verdict.BROKEN, count, broken, continued(machine, broken))
 
