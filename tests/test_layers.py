@@ -39,6 +39,7 @@ sim: sim.base sim.ptx sim.machine sim.host sim.profile sim.checker sim.run sim.f
 sim.virtual: sim.base sim.ptx sim.machine sim.host sim.cuda_source sim.checker sim.run sim
 sim.mutants: sim.base sim.ptx sim.machine sim.host sim.checker sim.run
 sim.predict: artifact_cache sim.base sim.ptx sim.machine sim.compiler sim.host sim.profile sim.run
+sim.protocol: sim.base sim.ptx sim.machine sim.host sim.run
 kernels: artifact_cache
 report.outcome: base
 store: artifact_cache base
@@ -93,7 +94,8 @@ MODULES = {
     "base": """bits digest_kernel digests error_frames errors export_format handlers missing near_names
         options phases poison pools printable provenance record record_numbers shipped tables toml_tables
         units value_range version whole_file""",
-    "sim.base": "sim.deadline sim.demangle sim.errors sim.floating_environment sim.lazy sim.special_function",
+    "sim.base": """sim.deadline sim.demangle sim.errors sim.floating_environment sim.forked sim.lazy
+        sim.special_function""",
     "sim.tensorcore.formats": "sim.tensorcore.formats sim.tensorcore.product sim.tensorcore.scaled",
     "sim.run": "sim.run sim.watch",
     "sim": "sim sim.checker.accept",

@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
+from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.machine.cta import Cta
+from gdnbench.sim.machine.memory import GlobalMemory
 from gdnbench.sim.protocol.events import Kind, Protocol
+from gdnbench.sim.protocol.launch import LaunchOrders, sampled_ctas
 from gdnbench.sim.protocol.orders import Verdict, check
 from gdnbench.sim.protocol.recorder import ProtocolRecorder
 from gdnbench.sim.protocol.search import Wrong
@@ -91,3 +94,31 @@ def test_a_fill_that_is_only_slow_is_not_held_back():
     # Both inits, joins, the leave of warp 0, two fills.
     assert len(found.broken.order) == 2 + 2 + 1 + 2
     assert found.then.wrong is Wrong.STUCK
+
+
+def test_some_ctas_of_a_launch_are_checked_on_a_copy_of_the_memory():
+    """Two warps that meet, in each of 20 CTAs, and store: the memory here stays as it is."""
+    out = np.zeros(4, np.uint32)
+    memory = GlobalMemory()
+    address = memory.add_array(out, "out")
+    text = """.version 8.8
+.target sm_100a
+.address_size 64
+.visible .entry k(.param .u64 out) {
+.reg .b64 %d<2>;
+ld.param.u64 %d0, [out];
+bar.sync 0;
+st.global.u32 [%d0], 7;
+ret;
+}
+"""
+    orders = LaunchOrders()
+    params = (address.to_bytes(8, "little"),)
+    request = LaunchRequest(text, "k", (20, 1, 1), (64, 1, 1), (1, 1, 1), 0, params, 16, 0)
+    orders(parse(text), request, memory)
+    (launch,) = orders.launches
+    assert launch.refused == ""
+    assert [cta for cta, _, _ in launch.ctas] == sampled_ctas(20) == [0, 2, 5, 8, 10, 13, 16, 19]
+    assert {checked.verdict for _, checked, _ in launch.ctas} == {Verdict.PROVED}
+    assert {checked.events for _, checked, _ in launch.ctas} == {4}
+    assert not out.any()
