@@ -79,8 +79,8 @@ def _checked(
 def record(
     module: Module, request: LaunchRequest, memory: GlobalMemory, ctas: Sequence[int]
 ) -> dict[int, Protocol]:
-    """Run these CTAs of the launch and return their protocols by CTA. Global memory changes as they change it.
-    Raises UnsupportedError for a launch that the check does not cover, and what `run_ptx` raises."""
+    """Run these CTAs of the launch and return their protocols by CTA. Global memory changes as they change
+    it. Raises UnsupportedError for a launch that the check does not cover, and what `run_ptx` raises."""
     if is_clustered(module.kernels[request.entry], request.cluster, request.preferred_cluster):
         raise UnsupportedError("all orders of a launch with clusters")
     if ctas_communicate(module.kernels[request.entry]):

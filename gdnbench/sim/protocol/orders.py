@@ -47,13 +47,14 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """`broken` is the shortest order that is wrong; `then` is how one continuation of it ends, if not well.
-    `why`: of what is not proved, why not."""
+    """`broken` is an order that is wrong, if `shortest` no other is shorter; `then` is how one continuation
+    of it ends, if not well. `why`: of what is not proved, why not."""
 
     verdict: Verdict
     events: int
     broken: Broken | None = None
     then: Broken | None = None
+    shortest: bool = True
     why: str = ""
 
 
@@ -112,17 +113,19 @@ def check(protocol: Protocol, states: int = STATES) -> Checked:
     count = len(protocol.events)
     early = _may_end_early(orders)
     broken = None if found is None else _replayed(machine, found)
-    if broken is None and early is not None:
+    shortest = early is None
+    if early is not None:
         searched = search(machine, states)
-        if not searched.complete:
+        shortest = searched.complete
+        if searched.complete:
+            broken = searched.broken
+        elif broken is None:
             what = f"{protocol.events[early].text}: its phase may be over before it"
-            why = f"{what}; {states} states were too few"
-            return Checked(Verdict.OPEN, count, why=why)
-        broken = searched.broken
+            return Checked(Verdict.OPEN, count, why=f"{what}; {states} states were too few")
     if broken is None:
         assert found is None or early is not None, found
         return Checked(Verdict.PROVED, count)
-    return Checked(Verdict.BROKEN, count, broken, continued(machine, broken))
+    return Checked(Verdict.BROKEN, count, broken, continued(machine, broken), shortest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,14 +192,25 @@ def _outside_lifetime(orders: _Orders) -> Iterator[_Candidate]:
 
 def _may_end_early(orders: _Orders) -> int | None:
     """The first event that announces bytes, or adds an arrival, and is not before an arrival of its phase."""
+    acts = orders.machine.acts
     for (at, phase), events in orders.counting.items():
         over = orders.machine.completed[at] > phase
         end = orders.machine.end.cells[at]
-        if not over and (end is None or end.pending or end.tx > 0):
+        extra = [e for e in events if any(act.kind is Kind.EXTRA and where == at for act, where in acts[e])]
+        if not over and not extra and (end is None or end.pending or end.tx > 0):
             continue
-        arrivals = _union(orders.upto[e] for e in events if _arrives_by_itself(orders.machine, e, at))
+        by_itself = [e for e in events if _arrives_by_itself(orders.machine, e, at)]
+        added = sum(
+            act.amount
+            for e in set(events) - set(by_itself)
+            for act, where in acts[e]
+            if act.kind is Kind.ARRIVE and where == at
+        )
+        if added != sum(act.amount for e in extra for act, where in acts[e] if where == at):
+            return extra[0] if extra else events[0]  # an added arrival counts for another phase than its own
+        arrivals = _union(orders.upto[e] for e in by_itself)
         for event in events:
-            kinds = [act.kind for act, where in orders.machine.acts[event] if where == at]
+            kinds = [act.kind for act, where in acts[event] if where == at]
             announces = Kind.EXPECT in kinds or Kind.EXTRA in kinds
             follows = Kind.ARRIVE in kinds and kinds.index(Kind.ARRIVE) > kinds.index(
                 Kind.EXPECT if Kind.EXPECT in kinds else kinds[0]

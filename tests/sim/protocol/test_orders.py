@@ -105,41 +105,60 @@ def copy(events):
     return Event(2, (Act(Kind.COMPLETE, FULL, 64),), "copy", (len(events) - 1,))
 
 
+def random_program(chance, counts):
+    """What one random warp does: each item is the acts of an event, and whether a landing follows it."""
+    program, parity = [], {name: chance.choice((0, 0, 1)) for name in counts}
+    for _ in range(chance.randrange(1, 5)):
+        name, kind = chance.choice((FULL, EMPTY)), chance.random()
+        if kind < 0.4:
+            program.append(((arrive(name),), ()))
+        elif kind < 0.8:
+            program.append(((wait(name, parity[name]),), ()))
+            parity[name] ^= 1
+        elif kind < 0.86:
+            program += [((Act(Kind.JOIN, BAR, 1, 2),), ()), ((Act(Kind.LEAVE, BAR),), ())]
+        elif kind < 0.9:
+            program.append(((Act(Kind.EXPECT, name, 8), arrive(name)), (Act(Kind.COMPLETE, name, 8),)))
+        elif kind < 0.94:  # the bytes are announced by themselves
+            program.append(((Act(Kind.EXPECT, name, 8),), (Act(Kind.COMPLETE, name, 8),)))
+        elif kind < 0.97:
+            program.append(((Act(Kind.EXTRA, name, 1),), (arrive(name),)))
+        else:
+            program.append(((Act(Kind.INVAL, name),), ()))
+            program.append(((Act(Kind.INIT, name, counts[name]),), ()))
+    return program
+
+
 def random_run(seed):
     """A run of random warps on two mbarriers and a named barrier; some wait or arrive wrongly."""
     chance = random.Random(seed)
     warps = chance.choice((2, 2, 3))
     counts = {name: chance.choice((1, 1, 2)) for name in (FULL, EMPTY)}
-    programs = []
-    for _ in range(warps):
-        program, parity = [], {name: chance.choice((0, 0, 1)) for name in counts}
-        for _ in range(chance.randrange(1, 5)):
-            name, kind = chance.choice((FULL, EMPTY)), chance.random()
-            if kind < 0.45:
-                program.append((arrive(name),))
-            elif kind < 0.9:
-                program.append((wait(name, parity[name]),))
-                parity[name] ^= 1
-            else:
-                program += [(Act(Kind.JOIN, BAR, 1, 2),), (Act(Kind.LEAVE, BAR),)]
-        programs.append(program)
-    events = (
-        began(*counts.items(), warps=warps)
-        if chance.random() < 0.9
-        else [event(0, Act(Kind.INIT, name, count)) for name, count in counts.items()]
-    )
+    programs = [random_program(chance, counts) for _ in range(warps)]
+    meet = chance.random() < 0.9
+    inits = [event(0, Act(Kind.INIT, name, count)) for name, count in counts.items()]
+    events = began(*counts.items(), warps=warps) if meet else inits
+    landings, actors = [], warps
     left = dict(enumerate(programs))
-    while any(left.values()):  # one event more, if the machine can do it
-        choices = [one for one, program in left.items() if program]
+    while landings or any(left.values()):  # one event more, if the machine can do it
+        choices = [(one, None) for one, program in left.items() if program]
+        choices += [(None, landing) for landing in landings]
         chance.shuffle(choices)
-        for one in choices:
-            more = [*events, event(one, *left[one][0])]
+        for one, landing in choices:
+            acts, lands = left[one][0] if landing is None else (landing[1], ())
+            number = one if landing is None else actors
+            more = [*events, event(number, *acts, after=() if landing is None else landing[:1])]
             try:
                 Machine(Protocol(more))
             except ValueError:
                 continue
             events = more
-            left[one].pop(0)
+            if landing is None:
+                left[one].pop(0)
+            else:
+                landings.remove(landing)
+                actors += 1
+            landings += [(len(events) - 1, lands)] if lands else []
             break
         else:
             return None
