@@ -27,7 +27,7 @@ class State(NamedTuple):
 
 class Machine:
     """`met[e]` is what event e met in the run, whose order is that of the events. Raises ValueError if the
-    events are no run of the machine. `end` is its end, `completed` by barrier the phases that were over."""
+    events are no run of the machine. `last` are the barriers at its end, or before their inval."""
 
     def __init__(self, protocol: Protocol) -> None:
         self.protocol = protocol
@@ -39,8 +39,7 @@ class Machine:
             tuple(self._numbered(event.actor, act) for act in event.acts) for event in protocol.events
         ]
         self._place = {e: at for events in protocol.actors for at, e in enumerate(events)}
-        self.completed = [0] * len(self.barriers)
-        self.end = self.start()
+        self.last = [Cell()] * len(self.barriers)
         self.met = self._recorded()
 
     def _numbered(self, actor: int, act: Act) -> tuple[Act, int]:
@@ -67,9 +66,7 @@ class Machine:
             state, met = stepped
             found.append(met)
             for _, at in self.acts[number]:
-                cell = state.cells[at]
-                self.completed[at] = self.completed[at] if cell is None else cell.phase
-        self.end = state
+                self.last[at] = state.cells[at] or self.last[at]
         return found
 
     def start(self) -> State:

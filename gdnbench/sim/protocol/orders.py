@@ -18,7 +18,8 @@ which there are exponentially many, by a pass through the events.
 
 A phase is over as soon as no arrivals and no bytes are pending, which may be before all its acts have been,
 if bytes are announced, or an arrival is added, after the last arrival. Where P puts each such announcement
-before an arrival of its phase this cannot happen. Elsewhere the plain search decides (`search.py`).
+before an arrival of its phase, and an added arrival counts for the phase that it was added to, this cannot
+happen. Elsewhere the plain search decides (`search.py`).
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ def _wrong_waits(orders: _Orders) -> Iterator[_Candidate]:
             if seen < phase + 1:
                 yield _Candidate(Wrong.PREMATURE, upto | until[at, seen - 1], (event,))
             following = until[at, phase + 1]
-            if orders.machine.completed[at] >= phase + 2 and not following >> event & 1:
+            if orders.machine.last[at].phase >= phase + 2 and not following >> event & 1:
                 yield _Candidate(Wrong.MISSED, following, waiter=event)
 
 
@@ -191,14 +192,16 @@ def _outside_lifetime(orders: _Orders) -> Iterator[_Candidate]:
 
 
 def _may_end_early(orders: _Orders) -> int | None:
-    """The first event that announces bytes, or adds an arrival, and is not before an arrival of its phase."""
+    """An event of a phase that may be over before all its acts have been (see above); None if none may."""
     acts = orders.machine.acts
     for (at, phase), events in orders.counting.items():
-        over = orders.machine.completed[at] > phase
-        end = orders.machine.end.cells[at]
+        last = orders.machine.last[at]
+        over = last.phase > phase
         extra = [e for e in events if any(act.kind is Kind.EXTRA and where == at for act, where in acts[e])]
-        if not over and not extra and (end is None or end.pending or end.tx > 0):
-            continue
+        if not over and not extra and last.pending:
+            continue  # its arrivals were too few, whatever the bytes
+        if not over and last.tx < 0:
+            return events[0]  # the sum of some of its bytes may be 0
         by_itself = [e for e in events if _arrives_by_itself(orders.machine, e, at)]
         added = sum(
             act.amount
