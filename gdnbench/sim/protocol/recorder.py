@@ -9,6 +9,8 @@ landing do to an mbarrier can be told apart.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.barrier_state import BarrierWait
@@ -50,6 +52,7 @@ class ProtocolRecorder(PathObserver):
         self._actors = cta.launch.warps
         self._submitted: list[AsyncOperation] = []
         self._issued: dict[AsyncOperation, int] = {}
+        self._latest: dict[Hashable, int] = {}  # by stream, mbarrier, warp and acts, the latest landing
         self._landing: tuple[AsyncOperation, dict[int, Word]] | None = None
 
     def on_path(self, warp: Warp, pcs: Pcs, lanes: Words, addresses: Addresses) -> None:
@@ -147,7 +150,14 @@ class ProtocolRecorder(PathObserver):
             acts += [Act(Kind.ARRIVE, address, arrived)] if arrived else []
         issue = self._issued.pop(operation)
         text = f"{operation.name} lands ({self._events[issue].text})"
-        self._events.append(Event(self._actors, tuple(acts), text, (issue,)))
+        after = [issue]
+        if operation.stream is not None:
+            # A commit tracks all that its warp's earlier ones do (PTX ISA, "tcgen05.commit"), and arrivals
+            # of one count at one mbarrier can change places: the earlier commit arrives first.
+            key = operation.stream, operation.signals, self._events[issue].actor, tuple(acts)
+            after += [self._latest[key]] if key in self._latest else []
+            self._latest[key] = len(self._events)
+        self._events.append(Event(self._actors, tuple(acts), text, tuple(after)))
         self._actors += 1
 
     def _add(self, warp: Warp, ins: Instruction, *acts: Act) -> None:
