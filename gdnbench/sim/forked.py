@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a function in a forked process: what it does to memory is done to a copy."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a barrier does with an act: pure functions of small tuples, so that states can be hashed.
 
 mbarriers by the PTX ISA: "Phase of the mbarrier object" (a phase completes once no arrivals and no bytes are

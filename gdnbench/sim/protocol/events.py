@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The events of a barrier protocol, in the order in which one run had them.
 
 An *actor* does its events one after the other. A warp is an actor. So is each asynchronous operation: its

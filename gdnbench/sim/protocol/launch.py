@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All orders of a launch: some of its CTAs run on the simulator, each is recorded and checked by itself."""
 
 from __future__ import annotations

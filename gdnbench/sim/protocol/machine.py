@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the events of a protocol in any order, one at a time, and says which phase each act met.
 
 An address that is initialised anew after mbarrier.inval is another barrier: `Machine.barriers` numbers them

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The check of all orders at once.
 
 The run gives each arrival the phase that it counted for and each wait the phase whose end it saw. Let P be

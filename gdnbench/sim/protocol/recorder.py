@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records the synchronisation of one CTA's warps and asynchronous operations as events of a protocol.
 
     run_ptx(..., schedule="late", checker=begin, path=True)   # begin(cta) -> ProtocolRecorder(cta)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plain search: every order of a small protocol, state by state, shortest orders first."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The check of all orders against known protocols, and against the plain search on random small ones."""
 
 import random

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All orders of small kernels: what the machine does is recorded, and the check says which orders differ."""
 
 import numpy as np
