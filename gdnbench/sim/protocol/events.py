@@ -12,7 +12,7 @@ one wait that ended it. The lanes of a warp keep the order that the run had.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -30,6 +30,8 @@ class Kind(Enum):
     WAIT = "waits for"
     JOIN = "joins"  # a named barrier
     LEAVE = "leaves"  # a named barrier, once the round that the actor joined is over
+    GIVE = "gives to"  # a pool: setmaxnreg.dec
+    TAKE = "takes from"  # a pool: setmaxnreg.inc, which waits until the pool has enough; tcgen05.alloc
 
     @property
     def waits(self) -> bool:
@@ -43,8 +45,9 @@ class Kind(Enum):
 
 class Act(NamedTuple):
     """`amount`: the arrivals that INIT expects and ARRIVE makes, the bytes of EXPECT and COMPLETE, the parity
-    that WAIT waits for, the threads that JOIN brings; `size`: the threads that JOIN's round waits for, and by
-    how many ARRIVE lowers what later phases expect (arrive_drop)."""
+    that WAIT waits for, the threads that JOIN brings, what GIVE and TAKE move. `size`: the threads that the
+    round of JOIN waits for, by how many ARRIVE lowers what later phases expect (arrive_drop), and what is in
+    the pool of GIVE and TAKE at first."""
 
     kind: Kind
     barrier: Hashable
@@ -52,22 +55,41 @@ class Act(NamedTuple):
     size: int = 0
 
 
+class Shared(NamedTuple):
+    """An mbarrier in the shared memory of the CTA of this rank in its cluster."""
+
+    rank: int
+    address: int
+
+    def __str__(self) -> str:
+        return f"mbarrier {self.address:#x}" + (f" of the CTA of rank {self.rank}" if self.rank else "")
+
+
+def rank_of(barrier: Hashable) -> int | None:
+    """The rank of the CTA in whose shared memory an mbarrier is; None for another barrier."""
+    return barrier.rank if isinstance(barrier, Shared) else None
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Acts of one actor at one moment, after its earlier events and after the events numbered `after`."""
+    """Acts of one actor at one moment, after its earlier events and after the events numbered `after`.
+    `quiet`: up to its next event, or its end, the actor accesses no memory and issues nothing."""
 
     actor: int
     acts: tuple[Act, ...]
     text: str = ""
     after: tuple[int, ...] = ()
+    quiet: bool = False
 
 
 @dataclass(slots=True)
 class Protocol:
     """Events in the order of the run. `before[e]` are the events that must come directly before event e
-    whatever the barriers do: the actor's previous one, and `after`."""
+    whatever the barriers do: the actor's previous one, and `after`. `ranks`: by actor that is a warp, the
+    rank of its CTA in the cluster."""
 
     events: Sequence[Event]
+    ranks: Mapping[int, int] = field(default_factory=dict)
     actors: list[list[int]] = field(init=False)
     before: list[tuple[int, ...]] = field(init=False)
 

@@ -14,7 +14,7 @@ from gdnbench.sim.protocol.cells import Cell, Fault, apply, open_for
 from gdnbench.sim.protocol.events import Act, Kind, Protocol
 
 Met = tuple[int, ...]
-"""By act, the phase that it counts for or whose end it waited for; 0 for INIT and INVAL."""
+"""By act, the phase that it counts for or whose end it waited for; 0 for INIT, INVAL, GIVE and TAKE."""
 
 
 class State(NamedTuple):
@@ -98,6 +98,13 @@ class Machine:
                     return None
                 assert cell is not None
                 met.append(cell.phase - 1)
+            elif act.kind in (Kind.GIVE, Kind.TAKE):
+                cell = cell or Cell(pending=act.size)
+                left = cell.pending + (act.amount if act.kind is Kind.GIVE else -act.amount)
+                if left < 0:
+                    return None
+                cells[at] = cell._replace(pending=left)
+                met.append(0)
             elif act.kind is Kind.LEAVE:
                 round_ = joined[self.joins[actor, at]]
                 if cell is None or cell.phase <= round_:

@@ -21,24 +21,31 @@ A phase is over as soon as no arrivals and no bytes are pending, which may be be
 if bytes are announced, or an arrival is added, after the last arrival. Where P puts each such announcement
 before an arrival of its phase, and an added arrival counts for the phase that it was added to, this cannot
 happen. Elsewhere the plain search decides (`search.py`).
+
+A pool (setmaxnreg, the columns of tensor memory) gives no edge of P. If P puts no gift to it after something
+that is taken from it, and it holds enough for all that is taken, then the warps that can only wait for the
+pool have all gifts before them, and one of them can go on. Elsewhere the plain search decides, too.
+
+A *drain* is a wait after which its warp does nothing but wait (`drains.py`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from gdnbench.sim.protocol.cells import Fault
-from gdnbench.sim.protocol.events import Kind, Protocol
+from gdnbench.sim.protocol.drains import drains_of, without
+from gdnbench.sim.protocol.events import Kind, Protocol, rank_of
 from gdnbench.sim.protocol.machine import Machine
 from gdnbench.sim.protocol.search import Broken, Wrong, continued, deviation, search
 
 STATES = 200_000
 """The states of the plain search, where it is needed."""
 Phase = tuple[int, int]  # barrier and phase
-Set = int  # of events: bit e for event e
+EventSet = int  # of events: bit e for event e
 
 
 class Verdict(Enum):
@@ -50,7 +57,9 @@ class Verdict(Enum):
 @dataclass(frozen=True, slots=True)
 class Checked:
     """`broken` is an order that is wrong, if `shortest` no other is shorter; `then` is how one continuation
-    of it ends, if not well. `why`: of what is not proved, why not."""
+    of it ends, if not well. `why`: of what is not proved, why not. `drains`: the waits that can pass early,
+    which changes nothing. If `broken` is a drain, `exposed` are the landings and arrivals at mbarriers of a
+    CTA that can come after it has ended."""
 
     verdict: Verdict
     events: int
@@ -58,6 +67,8 @@ class Checked:
     then: Broken | None = None
     shortest: bool = True
     why: str = ""
+    drains: tuple[int, ...] = ()
+    exposed: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -66,15 +77,17 @@ class _Orders:
     adds what e waits for, and e."""
 
     machine: Machine
-    upto: list[Set] = field(default_factory=list)
-    below: list[Set] = field(default_factory=list)
+    upto: list[EventSet] = field(default_factory=list)
+    below: list[EventSet] = field(default_factory=list)
     counting: dict[Phase, list[int]] = field(default_factory=lambda: defaultdict(list))
     waiting: dict[Phase, list[int]] = field(default_factory=lambda: defaultdict(list))
+    given: list[int] = field(default_factory=list)
+    taken: list[int] = field(default_factory=list)
     inits: dict[int, int] = field(default_factory=dict)
     invals: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        machine, full = self.machine, dict[Phase, Set]()
+        machine, full = self.machine, dict[Phase, EventSet]()
         for number, acts in enumerate(machine.acts):
             upto = _union(self.below[one] for one in machine.protocol.before[number])
             below = upto | 1 << number
@@ -87,6 +100,10 @@ class _Orders:
                     if key not in full:  # in the run all that counts for it has been
                         full[key] = self.all_of(key)
                     below |= full[key]
+                elif act.kind is Kind.GIVE:
+                    self.given.append(number)
+                elif act.kind is Kind.TAKE:
+                    self.taken.append(number)
                 elif act.kind is Kind.INIT:
                     self.inits[at] = number
                 elif act.kind is Kind.INVAL:
@@ -94,12 +111,12 @@ class _Orders:
             self.upto.append(upto)
             self.below.append(below)
 
-    def all_of(self, phase: Phase) -> Set:
+    def all_of(self, phase: Phase) -> EventSet:
         """All that counts for a phase, and what must be before."""
         return _union(self.below[one] for one in self.counting.get(phase, ()))
 
 
-def _union(sets: Iterable[Set]) -> Set:
+def _union(sets: Iterable[EventSet]) -> EventSet:
     found = 0
     for one in sets:
         found |= one
@@ -109,25 +126,103 @@ def _union(sets: Iterable[Set]) -> Set:
 def check(protocol: Protocol, states: int = STATES) -> Checked:
     """Check all orders of a run in which every warp came to its end. Raises ValueError if the events are no
     run. `states` bounds the plain search, where it is needed."""
-    machine = Machine(protocol)
-    orders = _Orders(machine)
-    found = min(_broken(orders), key=lambda one: one.events.bit_count() + len(one.last), default=None)
-    count = len(protocol.events)
-    early = _may_end_early(orders)
+    drains, passed = drains_of(protocol), set[int]()
+    exposed: EventSet | None = None
+    last: Checked | None = None
+    while True:
+        orders = _Orders(Machine(protocol))
+        unguarded = _after_exit(orders)
+        exposed = unguarded if exposed is None else exposed
+        checked, early = _judged(orders, states, drains - passed)
+        if last is not None and last.broken is not None and unguarded & ~exposed:
+            found = tuple(_members(unguarded & ~exposed))
+            return replace(last, exposed=found, drains=tuple(sorted(passed - {last.broken.order[-1]})))
+        if not early:
+            return replace(checked, drains=tuple(sorted(passed)))
+        last = checked
+        passed |= early
+        protocol = without(protocol, early)
+
+
+def _judged(orders: _Orders, states: int, drains: Set[int]) -> tuple[Checked, set[int]]:
+    """What is found, first of what is no drain; if that is a drain, all drains that can pass early."""
+    machine = orders.machine
+    candidates = list(_broken(orders))
+    early = {one.last[-1] for one in candidates if _drains_early(machine, one.wrong, one.last, drains)}
+    found = min(
+        candidates,
+        key=lambda one: (
+            one.waiter is None and one.last[-1] in early,
+            one.events.bit_count() + len(one.last),
+        ),
+        default=None,
+    )
+    count = len(machine.protocol.events)
+    doubt = _may_end_early(orders) or _may_wait_for_pool(orders)
     broken = None if found is None else _replayed(machine, found)
-    shortest = early is None
-    if early is not None:
+    shortest = doubt is None
+    if found is not None and broken is None and orders.given:  # one of its events waits for the pool
+        shortest, gifts = False, _union(orders.below[one] for one in orders.given)
+        broken = _replayed(machine, replace(found, events=found.events | gifts))
+    if doubt is not None:
         searched = search(machine, states)
         shortest = searched.complete
         if searched.complete:
             broken = searched.broken
         elif broken is None:
-            what = f"{protocol.events[early].text}: its phase may be over before it"
-            return Checked(Verdict.OPEN, count, why=f"{what}; {states} states were too few")
+            event, reason = doubt
+            why = f"{machine.protocol.events[event].text}: {reason}; {states} states were too few"
+            return Checked(Verdict.OPEN, count, why=why), set()
+    if broken is None and found is not None and doubt is None:
+        assert orders.given, found
+        text = machine.protocol.events[found.last[-1] if found.waiter is None else found.waiter].text
+        why = f"{text}: {found.wrong.value}, unless a wait for a pool prevents it"
+        return Checked(Verdict.OPEN, count, why=why), set()
     if broken is None:
-        assert found is None or early is not None, found
-        return Checked(Verdict.PROVED, count)
-    return Checked(Verdict.BROKEN, count, broken, continued(machine, broken), shortest)
+        return Checked(Verdict.PROVED, count), set()
+    checked = Checked(Verdict.BROKEN, count, broken, continued(machine, broken), shortest)
+    if not _drains_early(machine, broken.wrong, broken.order, drains):
+        return checked, set()
+    return checked, early | {broken.order[-1]}
+
+
+def _drains_early(machine: Machine, wrong: Wrong, order: tuple[int, ...], drains: Set[int]) -> bool:
+    """Whether the order ends with a drain that passes early, of a phase that is the last that is over: the
+    drain passes at the latest when all others have come to their ends."""
+    if wrong is not Wrong.PREMATURE or order[-1] not in drains:
+        return False
+    ((_, at),), (phase,) = machine.acts[order[-1]], machine.met[order[-1]]
+    return machine.last[at].phase == phase + 1
+
+
+def _after_exit(orders: _Orders) -> EventSet:
+    """The landings and the arrivals of other CTAs' warps at mbarriers of a CTA that need not be before the
+    end of one of its warps."""
+    protocol, ends, found = orders.machine.protocol, dict[int, EventSet](), 0
+    for actor, rank in protocol.ranks.items():
+        below = orders.below[protocol.actors[actor][-1]] if protocol.actors[actor] else 0
+        ends[rank] = ends.get(rank, 0) | below
+    for number, event in enumerate(protocol.events):
+        own = protocol.ranks.get(event.actor)
+        ranks = {rank_of(act.barrier) for act in event.acts} - {None, own}
+        if any(not ends.get(rank, 0) >> number & 1 for rank in ranks if rank is not None):
+            found |= 1 << number
+    return found
+
+
+def _may_wait_for_pool(orders: _Orders) -> tuple[int, str] | None:
+    """Something taken from a pool that may have to wait for what is given after it; None if all can go on."""
+    acts, total, size = orders.machine.acts, dict[int, int](), dict[int, int]()
+    for act, at in (one for event in orders.taken for one in acts[event]):
+        total[at] = total.get(at, 0) + act.amount
+        size[at] = act.size
+    enough = {at for at in total if total[at] <= size[at]}
+    taken = _mask(event for event in orders.taken if acts[event][0][1] not in enough)
+    for event in orders.given:
+        for earlier in _members(orders.upto[event] & taken):
+            if {at for _, at in acts[event]} & {at for _, at in acts[earlier]}:
+                return earlier, "it may wait for what others give later"
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +230,7 @@ class _Candidate:
     """The events of the set in the order of the run, then `last`."""
 
     wrong: Wrong
-    events: Set
+    events: EventSet
     last: tuple[int, ...] = ()
     waiter: int | None = None
 
@@ -157,7 +252,7 @@ def _elsewhere(orders: _Orders) -> Iterator[_Candidate]:
 
 def _wrong_waits(orders: _Orders) -> Iterator[_Candidate]:
     masks = {key: _mask(events) for key, events in orders.counting.items()}
-    until: dict[Phase, Set] = defaultdict(int)  # what all phases up to this one need
+    until: dict[Phase, EventSet] = defaultdict(int)  # what all phases up to this one need
     for at, phase in sorted(masks):
         until[at, phase] = until[at, phase - 1] | orders.all_of((at, phase))
     for (at, phase), events in orders.waiting.items():
@@ -192,7 +287,10 @@ def _outside_lifetime(orders: _Orders) -> Iterator[_Candidate]:
                 yield _Candidate(Wrong.FAULT, upto | orders.upto[last], (last, event))
 
 
-def _may_end_early(orders: _Orders) -> int | None:
+_PARTLY = "its phase may be over before it"
+
+
+def _may_end_early(orders: _Orders) -> tuple[int, str] | None:
     """An event of a phase that may be over before all its acts have been (see above); None if none may."""
     acts = orders.machine.acts
     for (at, phase), events in orders.counting.items():
@@ -202,7 +300,7 @@ def _may_end_early(orders: _Orders) -> int | None:
         if not over and not extra and last.pending:
             continue  # its arrivals were too few, whatever the bytes
         if not over and last.tx < 0:
-            return events[0]  # the sum of some of its bytes may be 0
+            return events[0], _PARTLY  # the sum of some of its bytes may be 0
         by_itself = [e for e in events if _arrives_by_itself(orders.machine, e, at)]
         added = sum(
             act.amount
@@ -211,7 +309,8 @@ def _may_end_early(orders: _Orders) -> int | None:
             if act.kind is Kind.ARRIVE and where == at
         )
         if added != sum(act.amount for e in extra for act, where in acts[e] if where == at):
-            return extra[0] if extra else events[0]  # an added arrival counts for another phase than its own
+            # An added arrival counts for another phase than its own.
+            return (extra[0] if extra else events[0]), _PARTLY
         arrivals = _union(orders.upto[e] for e in by_itself)
         for event in events:
             kinds = [act.kind for act, where in acts[event] if where == at]
@@ -220,7 +319,7 @@ def _may_end_early(orders: _Orders) -> int | None:
                 Kind.EXPECT if Kind.EXPECT in kinds else kinds[0]
             )
             if announces and not follows and not arrivals >> event & 1:
-                return event
+                return event, _PARTLY
     return None
 
 
@@ -254,11 +353,11 @@ def _replayed(machine: Machine, found: _Candidate) -> Broken | None:
     return None
 
 
-def _mask(events: Iterable[int]) -> Set:
+def _mask(events: Iterable[int]) -> EventSet:
     return _union(1 << one for one in events)
 
 
-def _members(events: Set) -> Iterator[int]:
+def _members(events: EventSet) -> Iterator[int]:
     while events:
         low = events & -events
         yield low.bit_length() - 1

@@ -8,7 +8,7 @@ from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.memory import GlobalMemory
 from gdnbench.sim.protocol.events import Kind, Protocol
-from gdnbench.sim.protocol.launch import LaunchOrders, sampled_ctas
+from gdnbench.sim.protocol.launch import OrdersOfLaunches, sampled_parts
 from gdnbench.sim.protocol.orders import Verdict, check
 from gdnbench.sim.protocol.recorder import ProtocolRecorder
 from gdnbench.sim.protocol.search import Wrong
@@ -113,13 +113,13 @@ st.global.u32 [%d0], 7;
 ret;
 }
 """
-    orders = LaunchOrders()
+    orders = OrdersOfLaunches()
     params = (address.to_bytes(8, "little"),)
     request = LaunchRequest(text, "k", (20, 1, 1), (64, 1, 1), (1, 1, 1), 0, params, 16, 0)
     orders(parse(text), request, memory)
     (launch,) = orders.launches
     assert launch.refused == ""
-    assert [cta for cta, _, _ in launch.ctas] == sampled_ctas(20) == [0, 2, 5, 8, 10, 13, 16, 19]
-    assert {checked.verdict for _, checked, _ in launch.ctas} == {Verdict.PROVED}
-    assert {checked.events for _, checked, _ in launch.ctas} == {4}
+    assert [part.cta for part in launch.parts] == sampled_parts(20) == [0, 2, 5, 8, 10, 13, 16, 19]
+    assert {part.verdict for part in launch.parts} == {Verdict.PROVED}
+    assert {part.events for part in launch.parts} == {4}
     assert not out.any()
