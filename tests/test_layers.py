@@ -39,7 +39,7 @@ sim: sim.base sim.ptx sim.machine sim.host sim.profile sim.checker sim.run sim.f
 sim.virtual: sim.base sim.ptx sim.machine sim.host sim.cuda_source sim.checker sim.run sim
 sim.mutants: sim.base sim.ptx sim.machine sim.host sim.checker sim.run
 sim.predict: artifact_cache sim.base sim.ptx sim.machine sim.compiler sim.host sim.profile sim.run
-sim.protocol: sim.base sim.ptx sim.machine sim.host sim.run
+sim.protocol: sim.base sim.ptx sim.machine sim.compiler sim.host sim.run
 kernels: artifact_cache
 report.outcome: base
 store: artifact_cache base
@@ -60,7 +60,7 @@ diff: base kernels report.outcome store ops judge report
 diff.traces: base sim.ptx sim.value_trace sim trace
 heatmap: base kernels judge report
 page: base timing.result lineage judge report
-replay: base sim.base sim sim.virtual sim.predict kernels report.outcome store ops timing.result workers judge
+replay: base sim.base sim sim.virtual sim.predict sim.protocol kernels report.outcome store ops timing.result workers judge
     synth report trace
 bisect: artifact_cache base sim.base sim.host sim.value_trace sim sim.predict kernels report.outcome store
     ops workers judge synth report trace diff.traces replay
@@ -76,7 +76,7 @@ simulated_call: base sim.base sim.host sim sim.virtual replay
 kernel_file: base sim.base sim.ptx sim.host sim.cuda_source sim simulated_call
 api: base sim.base sim store judge report diff heatmap replay simulated_call kernel_file
 __init__: base sim.base api
-cli: base sim.base sim.ptx sim.host sim.value_trace sim sim.virtual sim.predict kernels store
+cli: base sim.base sim.ptx sim.host sim.value_trace sim sim.virtual sim.predict sim.protocol kernels store
     ops export timing.result lineage capture compile doctor judge synth kernel_figures report trace diff
     diff.traces heatmap page replay bisect mismatch share timing distributed prove suite
     simulated_call kernel_file

@@ -94,7 +94,9 @@ class Protocol:
     before: list[tuple[int, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.actors = [[] for _ in range(1 + max((one.actor for one in self.events), default=-1))]
+        self.actors = [
+            [] for _ in range(1 + max((*self.ranks, *(one.actor for one in self.events)), default=-1))
+        ]
         self.before = []
         for number, event in enumerate(self.events):
             if any(earlier >= number for earlier in event.after):

@@ -171,7 +171,8 @@ def orders_text(launches: Sequence[CheckedLaunch], *, verbose: bool = False) -> 
         if proved:
             most = max(proved, key=lambda part: part.events)
             ctas = ", ".join(str(part.cta) for part in proved)
-            yield f"{name}: all orders proved of CTA {ctas}: up to {most.events} events, 10^{most.orders:.0f} orders"
+            upto = f"up to {most.events} events, 10^{most.orders:.0f} orders"
+            yield f"{name}: all orders proved of CTA {ctas}: {upto}"
         for part in launch.parts:
             if part.verdict is not Verdict.PROVED:
                 yield from _part_text(name, part, verbose)

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from gdnbench.sim.protocol.events import Act, Event, Kind, Protocol
+from gdnbench.sim.protocol.events import Act, Event, Kind, Protocol, Shared
 from gdnbench.sim.protocol.machine import Machine
 from gdnbench.sim.protocol.orders import Verdict, check
 from gdnbench.sim.protocol.search import Wrong, search
@@ -187,3 +187,59 @@ def test_the_check_agrees_with_the_plain_search():
             assert len(found.broken.order) == len(plain.broken.order), seed
     assert min(seen.values()) > 20, seen
     assert kinds == {Wrong.ELSEWHERE, Wrong.PREMATURE, Wrong.MISSED, Wrong.FAULT}
+
+
+def protocol_with_tail(*, quiet, landing=False):
+    """Warp 1 arrives twice at EMPTY with a wait for nothing; warp 0 ends with a wait for its second phase by
+    parity 1, which passes before the first is over. `landing`: the second phase also needs a copy, whose
+    landing nothing else waits for."""
+    empty = Shared(0, 8)
+    events = [*began((empty, 1)), event(1, arrive(empty))]
+    if landing:
+        events += [event(1, Act(Kind.EXPECT, empty, 64), arrive(empty))]
+        events += [Event(2, (Act(Kind.COMPLETE, empty, 64),), "the copy lands", (len(events) - 1,))]
+    else:
+        events += [event(1, arrive(empty))]
+    tail = Event(0, (wait(empty, 1),), "the tail", quiet=quiet)
+    return Protocol([*events, tail], {0: 0, 1: 0})
+
+
+def test_a_drain_that_can_pass_early_is_harmless_and_told():
+    """Only the end of warp 0 follows the wait, and both arrivals are those of warp 1 of the same CTA."""
+    found = check(protocol_with_tail(quiet=True))
+    assert found.verdict is Verdict.PROVED
+    assert [protocol_with_tail(quiet=True).events[one].text for one in found.drains] == ["the tail"]
+
+
+def test_a_last_wait_before_an_access_is_no_drain():
+    found = check(protocol_with_tail(quiet=False))
+    assert found.verdict is Verdict.BROKEN
+    assert found.broken.wrong is Wrong.PREMATURE
+    assert found.drains == ()
+
+
+def test_a_drain_that_alone_keeps_the_cta_for_a_landing_is_needed():
+    found = check(protocol_with_tail(quiet=True, landing=True))
+    assert found.broken.wrong is Wrong.PREMATURE
+    assert [protocol_with_tail(quiet=True, landing=True).events[one].text for one in found.exposed] == [
+        "the copy lands"
+    ]
+
+
+def pools(programs):
+    """Events of one pool in this order: (warp, amount), what is taken if it is below 0."""
+    acts = [Act(Kind.GIVE if amount > 0 else Kind.TAKE, "pool", abs(amount)) for _, amount in programs]
+    events = [event(warp, act) for (warp, _), act in zip(programs, acts, strict=True)]
+    return Protocol(events, {0: 0, 1: 0})
+
+
+def test_warps_that_take_what_others_give_first_are_proved():
+    assert check(pools([(0, 16), (1, -16)])).verdict is Verdict.PROVED
+
+
+def test_a_warp_that_takes_before_it_gives_can_stop_the_others():
+    """Warp 0 gives 8; warp 1 takes 8 and gives it back; warp 0 takes 8. If warp 0 takes back its own first,
+    warp 1 waits for ever."""
+    found = check(pools([(0, 8), (1, -8), (1, 8), (0, -8)]))
+    assert found.broken.wrong is Wrong.STUCK
+    assert found.broken.order == (0, 3)
