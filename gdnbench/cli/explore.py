@@ -178,4 +178,4 @@ def _check_orders(
         chosen = None if records is None else record_numbers(records, len(opened.records))
         with replay_gpu(sms=numbers[0] if numbers else None):
             found = check_records(opened, select(opened, chosen, op), kernel, advance.say)
-    conclude_orders(found.launches, found.failed, json=json, verbose=verbose)
+    conclude_orders(found.launches, found.failed, faulty=found.faulty, json=json, verbose=verbose)

@@ -31,17 +31,18 @@ def conclude_orders(
     found: Mapping[str, Sequence[CheckedLaunch]],
     failed: Mapping[str, str],
     *,
+    faulty: bool = False,
     json: bool,
     verbose: bool,
 ) -> NoReturn:
     """Print what was found of the launches of each call by its name, and why calls `failed`; end the
-    command."""
+    command. `faulty`: a recorded run did something illegal."""
     from gdnbench.sim.protocol.result import orders_text
 
     launches = [launch for each in found.values() for launch in each]
     broken = any(launch.broken for launch in launches)
     proved = bool(launches) and all(launch.proved for launch in launches)
-    status = Exit.MISMATCH if broken else Exit.PASS if proved and not failed else Exit.CANNOT_RUN
+    status = Exit.MISMATCH if broken or faulty else Exit.PASS if proved and not failed else Exit.CANNOT_RUN
     if json:
         calls = {name: [launch.as_json() for launch in each] for name, each in found.items()}
         print_json({"ok": status == Exit.PASS, "orders": calls, "failed": dict(failed)})

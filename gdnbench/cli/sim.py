@@ -283,8 +283,6 @@ def sim(
     bounds = {name: value for name, value in bounds.items() if value is not None}
     bounds |= {"keep_going": True} if keep_going else {}
     if is_program(function):
-        if every:
-            raise BadInputError("--explore all goes with FILE.py:function, not with a program")
         check_options(None, options, arch)
         refuse_for_program(
             arch=arch,
@@ -311,6 +309,7 @@ def sim(
                 },
                 launch,
                 count,
+                every,
                 (*(vary or ()), *([f"sms={sms}"] if len(numbers) > 1 else [])),
                 trace,
                 select,
@@ -410,8 +409,8 @@ def sim(
             call = make_and_launch(made.call, session)
     if orders is not None and session.reports:
         faults = [fault for report in session.reports for fault in report.findings if fault.fails]
-        failed = {"the run": str(faults[0])} if faults else {}
-        conclude_orders({"": orders.launches}, failed, json=json, verbose=verbose)
+        failed = {"the run itself": str(faults[0])} if faults else {}
+        conclude_orders({"": orders.launches}, failed, faulty=bool(faults), json=json, verbose=verbose)
     tensors = {} if call is None else tensors_of(call)
     if save is not None:
         _save(tensors, save)

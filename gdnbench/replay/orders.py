@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from gdnbench.errors import Exit
 from gdnbench.ops import operation
 from gdnbench.replay import kernels
 from gdnbench.replay.failure import Failure
@@ -19,10 +20,12 @@ from gdnbench.store.reader import Store
 
 @dataclass(slots=True)
 class CheckedRecords:
-    """By record, what was found of its launches, and why it did not run to its end."""
+    """By record, what was found of its launches, and why it did not run to its end. `faulty`: a
+    kernel did something illegal, or its outputs cannot be right."""
 
     launches: dict[str, Sequence[CheckedLaunch]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    faulty: bool = False
 
 
 def check_records(
@@ -40,6 +43,7 @@ def check_records(
                 left = runner.run_record(record, operation(record.info.op))
             if isinstance(left, Failure):
                 found.failed[name] = f"{left.outcome}: {left.reason}"
+                found.faulty |= left.outcome.exit_code is Exit.MISMATCH
             found.launches[name] = orders.launches
     finally:
         runner.close()

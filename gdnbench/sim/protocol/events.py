@@ -73,13 +73,16 @@ def rank_of(barrier: Hashable) -> int | None:
 @dataclass(frozen=True, slots=True)
 class Event:
     """Acts of one actor at one moment, after its earlier events and after the events numbered `after`.
-    `quiet`: up to its next event, or its end, the actor accesses no memory and issues nothing."""
+    `quiet`: up to its next event, or its end, the actor accesses no memory and issues nothing. `chain`: of
+    landings of equal chains the later one is over only once what the earlier one reports is done (commits of
+    one warp)."""
 
     actor: int
     acts: tuple[Act, ...]
     text: str = ""
     after: tuple[int, ...] = ()
     quiet: bool = False
+    chain: Hashable = None
 
 
 @dataclass(slots=True)

@@ -31,10 +31,11 @@ EVENTS = 30_000
 @dataclass(slots=True)
 class OrdersOfLaunches:
     """Checks all orders of the launches that it is called with, before each runs, for
-    `Settings(before=...)`. `advance` is told how many are done."""
+    `Settings(before=...)`. `advance` is told which begins, `on_launch` gets each result."""
 
     launches: list[CheckedLaunch] = field(default_factory=list)
     advance: Callable[[str], None] | None = None
+    on_launch: Callable[[CheckedLaunch], None] | None = None
 
     def __call__(self, module: Module, request: LaunchRequest, memory: GlobalMemory) -> None:
         number, grid = len(self.launches), math.prod(request.grid)
@@ -52,6 +53,8 @@ class OrdersOfLaunches:
         except KernelFault as fault:  # which the launch itself reports
             refused = f"all orders of {request.entry}, which faults: {fault.kind}"
         self.launches.append(CheckedLaunch(number, request.entry, grid, parts, refused))
+        if self.on_launch is not None:
+            self.on_launch(self.launches[-1])
 
 
 def sampled_parts(count: int, most: int = SAMPLED) -> list[int]:
@@ -72,7 +75,8 @@ def check_launch(
             why = f"{len(protocol.events)} events are more than {EVENTS}: take a smaller problem"
             found.append(CheckedPart(part, Verdict.OPEN, len(protocol.events), why=why))
             continue
-        assumed = () if recorder.registers_known else ("no setmaxnreg waits: its registers are not known",)
+        unknown = recorder.resizes and not recorder.registers_known
+        assumed = ("no setmaxnreg waits: the registers of the launch are not known",) if unknown else ()
         found.append(described(part, protocol, check(protocol), assumed))
     return tuple(found)
 

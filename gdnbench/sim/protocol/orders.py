@@ -32,7 +32,7 @@ A *drain* is a wait after which its warp does nothing but wait (`drains.py`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Hashable, Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -59,7 +59,8 @@ class Checked:
     """`broken` is an order that is wrong, if `shortest` no other is shorter; `then` is how one continuation
     of it ends, if not well. `why`: of what is not proved, why not. `drains`: the waits that can pass early,
     which changes nothing. If `broken` is a drain, `exposed` are the landings and arrivals at mbarriers of a
-    CTA that can come after it has ended."""
+    CTA that can come after it has ended; `late` are such that a later commit of their warp is before its
+    end, so that only the arrival itself could be late."""
 
     verdict: Verdict
     events: int
@@ -69,6 +70,7 @@ class Checked:
     why: str = ""
     drains: tuple[int, ...] = ()
     exposed: tuple[int, ...] = ()
+    late: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -131,14 +133,16 @@ def check(protocol: Protocol, states: int = STATES) -> Checked:
     last: Checked | None = None
     while True:
         orders = _Orders(Machine(protocol))
-        unguarded = _after_exit(orders)
-        exposed = unguarded if exposed is None else exposed
+        after_exit = _after_exit(orders)
+        exposed = after_exit if exposed is None else exposed
+        late = _chained(orders, after_exit & ~exposed)
+        unguarded = after_exit & ~late
         checked, early = _judged(orders, states, drains - passed)
         if last is not None and last.broken is not None and unguarded & ~exposed:
             found = tuple(_members(unguarded & ~exposed))
             return replace(last, exposed=found, drains=tuple(sorted(passed - {last.broken.order[-1]})))
         if not early:
-            return replace(checked, drains=tuple(sorted(passed)))
+            return replace(checked, drains=tuple(sorted(passed)), late=tuple(_members(late)))
         last = checked
         passed |= early
         protocol = without(protocol, early)
@@ -207,6 +211,21 @@ def _after_exit(orders: _Orders) -> EventSet:
         ranks = {rank_of(act.barrier) for act in event.acts} - {None, own}
         if any(not ends.get(rank, 0) >> number & 1 for rank in ranks if rank is not None):
             found |= 1 << number
+    return found
+
+
+def _chained(orders: _Orders, events: EventSet) -> EventSet:
+    """Those of these landings that a later landing of their chain follows which is before the CTA's end."""
+    protocol, later, found = orders.machine.protocol, set[Hashable](), 0
+    after_exit = _after_exit(orders)
+    for number in range(len(protocol.events) - 1, -1, -1):
+        chain = protocol.events[number].chain
+        if chain is None:
+            continue
+        if events >> number & 1 and chain in later:
+            found |= 1 << number
+        if not after_exit >> number & 1:
+            later.add(chain)
     return found
 
 

@@ -68,6 +68,7 @@ class ProtocolRecorder(PathObserver):
         self._latest: dict[Hashable, int] = {}  # by stream, mbarrier, warp and acts, the latest landing
         self._landing: tuple[AsyncOperation, dict[int, Word]] | None = None
         self.registers_known = True
+        self.resizes = False  # whether a warp has executed setmaxnreg
         self.member(cta)
 
     def member(self, cta: Cta) -> ProtocolRecorder:
@@ -193,26 +194,28 @@ class ProtocolRecorder(PathObserver):
             acts += [Act(Kind.ARRIVE, _shared(address), arrived)] if arrived else []
         issue = self._issued.pop(operation)
         text = f"{operation.name} lands ({self._events[issue].text})"
-        after = [issue]
+        after, chain = [issue], None
         if operation.stream is not None:
             # A commit tracks all that its warp's earlier ones do (PTX ISA, "tcgen05.commit"), and arrivals
             # of one count at one mbarrier can change places: the earlier commit arrives first.
+            chain = operation.stream, self._events[issue].actor
             key = operation.stream, operation.signals, self._events[issue].actor, tuple(acts)
             after += [self._latest[key]] if key in self._latest else []
             self._latest[key] = len(self._events)
-        self._events.append(Event(self._actors, tuple(acts), text, tuple(after)))
+        self._events.append(Event(self._actors, tuple(acts), text, tuple(after), chain=chain))
         self._actors += 1
 
-    def _add(self, warp: Warp, ins: Instruction, *acts: Act) -> None:
+    def _add(self, warp: Warp, ins: Instruction, *acts: Act, note: str = "") -> None:
         place = ins.place
         where = f"PTX line {place.line}" if place.file is None else f"{place.file}:{place.file_line}"
         who = f"warp {warp.index}" + (f" of the CTA of rank {warp.rank}" if self._size > 1 else "")
         self._newest[warp.number] = len(self._events)
-        self._events.append(Event(warp.number, acts, f"{who}: {ins.name}, {where}"))
+        self._events.append(Event(warp.number, acts, f"{who}: {ins.name}{note}, {where}"))
 
     def _resized(self, warp: Warp, ins: Instruction) -> None:
         """setmaxnreg. Where the registers of the launch are not known, the machine lets none wait."""
         self._acted(warp)
+        self.resizes = True
         if not self.registers_known:
             return
         before = self._registers[warp.number]
@@ -287,9 +290,9 @@ class ProtocolRecorder(PathObserver):
             given = sources[1:-1] if ins.form.sync is Sync.BARRIER_REDUCE else sources[1:]
             threads = uniform_value(given[0], lanes, "the threads") & _WORD if given else None
             size = self._all(warp, lanes) if threads is None else threads
-            self._add(warp, ins, Act(Kind.JOIN, number, LANES, size))
+            self._add(warp, ins, Act(Kind.JOIN, number, LANES, size), note=" (arrives)")
         if ins.form.sync is not Sync.BARRIER_ARRIVE and not isinstance(results, Wait):
-            self._add(warp, ins, Act(Kind.LEAVE, number))
+            self._add(warp, ins, Act(Kind.LEAVE, number), note=" (goes on)")
 
 
 def _shared(address: int) -> Shared:

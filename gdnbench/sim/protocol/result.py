@@ -13,6 +13,7 @@ from gdnbench.sim.protocol.machine import Machine, State
 from gdnbench.sim.protocol.orders import Checked, Verdict
 from gdnbench.sim.protocol.search import Broken, Wrong
 
+_IN_ORDER = "commits of one warp arrive in the order of issue, so before the CTA ends: "
 SHOWN = 6
 """The latest events of an order that are printed without `verbose`."""
 
@@ -69,6 +70,21 @@ class CheckedLaunch:
         parts = [{**asdict(part), "verdict": part.verdict.name.lower()} for part in self.parts]
         return {**asdict(self), "parts": parts}
 
+    @classmethod
+    def from_json(cls, launch: Mapping[str, Any]) -> CheckedLaunch:
+        """Read what `as_json` wrote."""
+        return cls(**{**launch, "parts": tuple(map(_part_of, launch["parts"]))})
+
+
+def _part_of(plain: Mapping[str, Any]) -> CheckedPart:
+    wrong = plain["wrong"]
+    if wrong is not None:
+        lists = {name: tuple(wrong[name]) for name in ("order", "stands", "waiting")}
+        wrong = WrongOrder(**{**wrong, **lists})
+    lists = {name: tuple(plain[name]) for name in ("drains", "assumed")}
+    verdict = Verdict[plain["verdict"].upper()]
+    return CheckedPart(**{**plain, **lists, "verdict": verdict, "wrong": wrong})
+
 
 def described(part: int, protocol: Protocol, checked: Checked, assumed: tuple[str, ...] = ()) -> CheckedPart:
     """`checked` in words."""
@@ -80,7 +96,7 @@ def described(part: int, protocol: Protocol, checked: Checked, assumed: tuple[st
         None if checked.broken is None else _wrong_order(protocol, checked, checked.broken),
         checked.why,
         tuple(dict.fromkeys(protocol.events[event].text for event in checked.drains)),
-        assumed,
+        (*assumed, *(_IN_ORDER + protocol.events[event].text for event in checked.late)),
     )
 
 
@@ -104,7 +120,7 @@ def _wrong_order(protocol: Protocol, checked: Checked, broken: Broken) -> WrongO
         barrier = _barriers(machine, event)
     else:
         barrier, phases = _phases(machine, state, event, broken)
-        what = f"{texts[event]} {broken.wrong.value}: {phases}"
+        what = f"{texts[event]}: {phases}"
     stands = {protocol.events[one].actor: texts[one] for one in broken.order if texts[one]}
     ends, waiting = _end(machine, checked, broken)
     order = tuple(texts[one] for one in broken.order)
@@ -120,12 +136,16 @@ def _phases(machine: Machine, state: State, event: int, broken: Broken) -> tuple
     """The barrier of a deviation, and which phase the event met in the run and meets now."""
     if broken.wrong is Wrong.MISSED:
         ((act, at),), (phase,) = machine.acts[event], machine.met[event]
-        return _named(machine, at, act.barrier), f"phase {phase}, and phase {phase + 1} is over too"
+        return _named(machine, at, act.barrier), (
+            f"it waits for the end of phase {phase}, and phase {phase + 1} is over too"
+        )
     stepped = machine.step(state, event)
     assert stepped is not None
     for (act, at), now, run in zip(machine.acts[event], stepped[1], machine.met[event], strict=True):
         if now != run:
-            return _named(machine, at, act.barrier), f"phase {now}, in the recorded run {run}"
+            does = "passes at the end of" if act.kind.waits else "counts for"
+            now_text = "a phase before the first" if now < 0 else f"phase {now}"
+            return _named(machine, at, act.barrier), f"it {does} {now_text}, in the recorded run {run}"
     raise AssertionError(event)
 
 
@@ -173,9 +193,14 @@ def orders_text(launches: Sequence[CheckedLaunch], *, verbose: bool = False) -> 
             ctas = ", ".join(str(part.cta) for part in proved)
             upto = f"up to {most.events} events, 10^{most.orders:.0f} orders"
             yield f"{name}: all orders proved of CTA {ctas}: {upto}"
+        alike: dict[str, list[CheckedPart]] = {}
         for part in launch.parts:
             if part.verdict is not Verdict.PROVED:
-                yield from _part_text(name, part, verbose)
+                alike.setdefault(part.why if part.wrong is None else part.wrong.what, []).append(part)
+        for first, *others in alike.values():
+            yield from _part_text(name, first, verbose)
+            if others:
+                yield f"  the same in CTA {', '.join(str(part.cta) for part in others)}"
         for text in dict.fromkeys(text for part in launch.parts for text in part.drains):
             yield f"  may pass early, without harm, as only the warp's end follows: {text}"
         for text in dict.fromkeys(text for part in launch.parts for text in part.assumed):

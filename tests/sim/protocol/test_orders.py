@@ -243,3 +243,15 @@ def test_a_warp_that_takes_before_it_gives_can_stop_the_others():
     found = check(pools([(0, 8), (1, -8), (1, 8), (0, -8)]))
     assert found.broken.wrong is Wrong.STUCK
     assert found.broken.order == (0, 3)
+
+
+def test_a_drain_whose_landing_a_later_commit_follows_is_harmless_if_commits_arrive_in_order():
+    empty, done = Shared(0, 8), Shared(0, 16)
+    events = [*began((empty, 1), (done, 1)), event(1, arrive(empty)), event(1, Act(Kind.GIVE, "issue"))]
+    issue = len(events) - 1
+    events += [Event(2, (arrive(empty),), "first commit", (issue,), chain="warp 1")]
+    events += [Event(3, (arrive(done),), "second commit", (issue,), chain="warp 1")]
+    events += [event(1, wait(done, 0)), Event(0, (wait(empty, 1),), "the tail", quiet=True)]
+    found = check(Protocol(events, {0: 0, 1: 0}))
+    assert found.verdict is Verdict.PROVED
+    assert [events[one].text for one in found.late] == ["first commit"]

@@ -7,10 +7,12 @@ import pytest
 from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.memory import GlobalMemory
+from gdnbench.sim.protocol.drains import without
 from gdnbench.sim.protocol.events import Kind, Protocol
 from gdnbench.sim.protocol.launch import OrdersOfLaunches, sampled_parts
 from gdnbench.sim.protocol.orders import Verdict, check
 from gdnbench.sim.protocol.recorder import ProtocolRecorder
+from gdnbench.sim.protocol.result import CheckedLaunch
 from gdnbench.sim.protocol.search import Wrong
 from gdnbench.sim.ptx.parser import parse
 from gdnbench.sim.run import run_ptx
@@ -123,3 +125,53 @@ ret;
     assert {part.verdict for part in launch.parts} == {Verdict.PROVED}
     assert {part.events for part in launch.parts} == {4}
     assert not out.any()
+
+
+def test_a_ring_without_one_of_its_waits_is_broken():
+    """Three turns of one slot. Only the first wait of the producer is for a slot that nobody has used. Without
+    the consumer's last wait its release can end the phase after the one that the producer waits for."""
+    protocol = recorded(wait("a", "empty", "%r3") + COPY, wait("b", "full", "%r2") + RELEASE)
+    waits = [at for at, one in enumerate(protocol.events) if one.acts and one.acts[0].kind is Kind.WAIT]
+    verdicts = [check(without(protocol, {one})).verdict for one in waits]
+    assert len(waits) == 6
+    assert [verdict is Verdict.PROVED for verdict in verdicts] == [True, False, False, False, False, False]
+
+
+REMOTE = """.version 8.8
+.target sm_100a
+.address_size 64
+.visible .entry k(.param .u64 out)
+{
+.reg .pred %p<8>; .reg .b32 %r<16>;
+.shared .align 8 .b64 full;
+mov.u32 %r0, %tid.x;
+mov.u32 %r1, %cluster_ctarank;
+setp.eq.u32 %p0, %r0, 0;
+@%p0 mbarrier.init.shared.b64 [full], 2;
+barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+mov.u32 %r2, full;
+mapa.shared::cluster.u32 %r3, %r2, 0;
+@%p0 mbarrier.arrive.shared::cluster.b64 _, [%r3];
+setp.eq.u32 %p1, %r1, 0;
+@!%p1 bra end;
+a: mbarrier.try_wait.parity.shared.b64 %p3, [full], 0; @!%p3 bra a;
+end: ret;
+}
+"""
+
+
+def test_a_cluster_is_one_protocol():
+    """Both CTAs arrive at an mbarrier of the first, whose warp waits for them."""
+    out = np.zeros(4, np.uint32)
+    memory = GlobalMemory()
+    params = (memory.add_array(out, "out").to_bytes(8, "little"),)
+    request = LaunchRequest(REMOTE, "k", (4, 1, 1), (32, 1, 1), (2, 1, 1), 0, params, 16, 0)
+    orders = OrdersOfLaunches()
+    orders(parse(REMOTE), request, memory)
+    (launch,) = orders.launches
+    assert launch.refused == ""
+    assert [part.cta for part in launch.parts] == [0, 2]
+    # Of each CTA: init, arrive and wait of the cluster, arrival; and the wait of the first.
+    assert [part.events for part in launch.parts] == [2 * 4 + 1] * 2
+    assert launch.proved
+    assert CheckedLaunch.from_json(launch.as_json()) == launch
