@@ -128,8 +128,9 @@ ret;
 
 
 def test_a_ring_without_one_of_its_waits_is_broken():
-    """Three turns of one slot. Only the first wait of the producer is for a slot that nobody has used. Without
-    the consumer's last wait its release can end the phase after the one that the producer waits for."""
+    """Three turns of one slot. Only the first wait of the producer is for a slot that nobody has used.
+    Without the last wait of the consumer its release can end the phase after the one that the producer waits
+    for."""
     protocol = recorded(wait("a", "empty", "%r3") + COPY, wait("b", "full", "%r2") + RELEASE)
     waits = [at for at, one in enumerate(protocol.events) if one.acts and one.acts[0].kind is Kind.WAIT]
     verdicts = [check(without(protocol, {one})).verdict for one in waits]
