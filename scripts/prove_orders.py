@@ -24,8 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from gdnbench.errors import Exit, GdnbenchError  # noqa: E402
 from gdnbench.replay.orders import check_records  # noqa: E402
-from gdnbench.sim.protocol.orders import Verdict  # noqa: E402
-from gdnbench.sim.protocol.result import CheckedLaunch  # noqa: E402
+from gdnbench.sim.protocol import CheckedLaunch, Verdict  # noqa: E402
 from gdnbench.store.recover import open_store  # noqa: E402
 
 OWN = (

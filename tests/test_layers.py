@@ -148,6 +148,7 @@ PUBLIC = {
     ".host",
     ".mutants",
     ".predict",
+    ".protocol",
     ".ptx",
     ".tensorcore",
     ".value_trace",

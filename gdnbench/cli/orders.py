@@ -13,7 +13,7 @@ from gdnbench.errors import BadInputError, Exit
 from gdnbench.printable import printable
 
 if TYPE_CHECKING:
-    from gdnbench.sim.protocol.result import CheckedLaunch
+    from gdnbench.sim.protocol import CheckedLaunch
 
 ALL = "all"
 
@@ -37,7 +37,7 @@ def conclude_orders(
 ) -> NoReturn:
     """Print what was found of the launches of each call by its name, and why calls `failed`; end the
     command. `faulty`: a recorded run did something illegal."""
-    from gdnbench.sim.protocol.result import orders_text
+    from gdnbench.sim.protocol import orders_text
 
     launches = [launch for each in found.values() for launch in each]
     broken = any(launch.broken for launch in launches)

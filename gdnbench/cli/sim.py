@@ -383,7 +383,7 @@ def sim(
     predictor = predictor_for(machine, drawn=timeline is not None) if time else None
     orders = None
     if every:
-        from gdnbench.sim.protocol.launch import OrdersOfLaunches
+        from gdnbench.sim.protocol import OrdersOfLaunches
 
         orders = OrdersOfLaunches()
     profiled = profile or (timeline is not None and not time)

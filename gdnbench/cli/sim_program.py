@@ -139,7 +139,7 @@ def run_command(
             request = replace(request, attach={MODULE: absolute.as_json()})
         folder = None
         if options.orders:
-            from gdnbench.sim.protocol.program import MODULE as ORDERS
+            from gdnbench.sim.protocol import MODULE as ORDERS
 
             if options.launch is not None:
                 raise BadInputError("--explore all checks every launch: it does not go with --launch")
@@ -157,7 +157,7 @@ def run_command(
 
 
 def _conclude_orders(done: ProgramRun, folder: Path, *, json: bool, verbose: bool) -> NoReturn:
-    from gdnbench.sim.protocol.program import read_orders
+    from gdnbench.sim.protocol import read_orders
 
     failed = {"program": f"it ended with status {done.status}"} if done.status else {}
     failed |= {f"refused {number}": text for number, text in enumerate(done.log.refusals)}

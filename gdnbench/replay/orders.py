@@ -13,8 +13,7 @@ from gdnbench.replay.failure import Failure
 from gdnbench.replay.run import InProcess
 from gdnbench.replay.simulated import SIM
 from gdnbench.sim import Settings, active
-from gdnbench.sim.protocol.launch import OrdersOfLaunches
-from gdnbench.sim.protocol.result import CheckedLaunch
+from gdnbench.sim.protocol import CheckedLaunch, OrdersOfLaunches
 from gdnbench.store.reader import Store
 
 

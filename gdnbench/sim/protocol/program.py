@@ -8,19 +8,22 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from gdnbench.sim.protocol.launch import OrdersOfLaunches
 from gdnbench.sim.protocol.result import CheckedLaunch
-
-if TYPE_CHECKING:
-    from gdnbench.sim.virtual import VirtualGpu
 
 MODULE = __name__
 SUFFIX = ".orders.jsonl"
 
 
-def attach_to(gpu: VirtualGpu, folder: str) -> None:
+class HasSettings(Protocol):
+    """The virtual GPU of a process, with its `gdnbench.sim.Settings`."""
+
+    settings: Any
+
+
+def attach_to(gpu: HasSettings, folder: str) -> None:
     """Check all orders of each launch on the GPU of this process before it runs. `Request.attach` calls
     this."""
 

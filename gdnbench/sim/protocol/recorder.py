@@ -156,9 +156,9 @@ class ProtocolRecorder(PathObserver):
         self._submitted.append(operation)
 
     def before_landing(self, operation: AsyncOperation) -> None:
-        """See `Checker`."""
-        self._landed()
+        """See `Checker`. The landing of a cp.async.mbarrier.arrive lands the copies before it first."""
         if operation.signals:
+            self._landed()
             self._landing = operation, {at: self._word(at) for at in operation.signals}
 
     def on_cta_end(self) -> None:
