@@ -35,7 +35,6 @@ OWN = (
     ("kda_prefill", 0, "sm100_fused"),
     ("decode", 0, "cute"),
     ("kda_decode", 1, "cute"),
-    ("swa_bfloat16", 0, "portable"),
     ("swa_fp8_ds_mla", 1, "portable"),
     ("swa_fp8_ds_mla", 1, "wgmma"),
     ("swa_fp8_ds_mla", 1, "sm100"),
