@@ -60,8 +60,8 @@ diff: base kernels report.outcome store ops judge report
 diff.traces: base sim.ptx sim.value_trace sim trace
 heatmap: base kernels judge report
 page: base timing.result lineage judge report
-replay: base sim.base sim sim.virtual sim.predict sim.protocol kernels report.outcome store ops timing.result workers
-    judge synth report trace
+replay: base sim.base sim sim.virtual sim.predict sim.protocol kernels report.outcome store ops timing.result
+    workers judge synth report trace
 bisect: artifact_cache base sim.base sim.host sim.value_trace sim sim.predict kernels report.outcome store
     ops workers judge synth report trace diff.traces replay
 mismatch: base report.outcome store capture judge report replay workers

@@ -176,3 +176,10 @@ def test_a_cluster_is_one_protocol():
     assert [part.events for part in launch.parts] == [2 * 4 + 1] * 2
     assert launch.proved
     assert CheckedLaunch.from_json(launch.as_json()) == launch
+
+
+def test_a_landing_that_lands_copies_arrives():
+    """cp.async.mbarrier.arrive lands the thread's copies, then arrives."""
+    fill = "cp.async.ca.shared.global [data], [%d0], 16;\ncp.async.mbarrier.arrive.noinc.shared.b64 [full];\n"
+    protocol = recorded(wait("a", "empty", "%r3") + fill, wait("b", "full", "%r2") + RELEASE)
+    assert check(protocol).verdict is Verdict.PROVED
