@@ -40,6 +40,7 @@ sim.virtual: sim.base sim.ptx sim.machine sim.host sim.cuda_source sim.checker s
 sim.mutants: sim.base sim.ptx sim.machine sim.host sim.checker sim.run
 sim.predict: artifact_cache sim.base sim.ptx sim.machine sim.compiler sim.host sim.profile sim.run
 sim.protocol: sim.base sim.ptx sim.machine sim.compiler sim.host sim.run
+sim.delays: sim.base sim.checker sim.ptx sim.machine sim.host sim sim.predict
 kernels: artifact_cache
 report.outcome: base
 store: artifact_cache base
@@ -76,8 +77,8 @@ simulated_call: base sim.base sim.host sim sim.virtual replay
 kernel_file: base sim.base sim.ptx sim.host sim.cuda_source sim simulated_call
 api: base sim.base sim store judge report diff heatmap replay simulated_call kernel_file
 __init__: base sim.base api
-cli: base sim.base sim.ptx sim.host sim.value_trace sim sim.virtual sim.predict sim.protocol kernels store
-    ops export timing.result lineage capture compile doctor judge synth kernel_figures report trace diff
+cli: base sim.base sim.ptx sim.host sim.value_trace sim sim.virtual sim.predict sim.protocol sim.delays kernels
+    store ops export timing.result lineage capture compile doctor judge synth kernel_figures report trace diff
     diff.traces heatmap page replay bisect mismatch share timing distributed prove suite
     simulated_call kernel_file
 pytest_plugin: base sim.base sim sim.virtual kernels report.outcome store ops judge report replay suite
@@ -143,6 +144,7 @@ PUBLIC = {
     "",
     ".argspec",
     ".cuda_source",
+    ".delays",
     ".errors",
     ".explore",
     ".host",

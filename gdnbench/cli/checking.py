@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from gdnbench.errors import BadInputError
 
 if TYPE_CHECKING:
     from gdnbench.sim import Accepted, Finding
+    from gdnbench.sim.delays import Launched
 
 CHECK = "Detect races, missing fences and missing waits. Slower; uses one core."
 ACCEPT = "With --check: accept the findings that this TOML file lists, each with a reason."
@@ -23,6 +25,14 @@ KEEP_GOING = (
 WRITE_ACCEPT = "With --check: write a template for --accept with one entry for each finding."
 WRITE_BASELINE = (
     "With --check: write the findings under this --schedule to a file of known ones, for a later --baseline."
+)
+DELAYS = (
+    "With --check: write delays for CUTracer, which make a GPU run the accesses of each finding in the wrong"
+    " order, e.g. d.json. Needs ptxas and nvdisasm."
+)
+DELAYS_DUMP = (
+    "With --delays: what CUTracer wrote of the kernel on a GPU to CUTRACER_DELAY_DUMP_PATH; its instructions"
+    " are compared, and its checksum is taken."
 )
 VERBOSE = "List each pair of instructions that was found, and accepted findings too."
 
@@ -62,6 +72,43 @@ def write_baseline(path: Path, records: Iterable[Iterable[Finding]]) -> None:
     for findings in records:
         known |= known_findings(findings)
     _write("--write-baseline", path, baseline(known))
+
+
+def check_delays(path: Path | None, dump: Path | None, *, check: bool, time: bool) -> Launched | None:
+    """What is to be called before each launch for `--delays`, None without it; BadInputError for options that
+    do not go together. Raises UnsupportedError before anything runs where ptxas or nvdisasm is missing."""
+    if path is None:
+        if dump is not None:
+            raise BadInputError("--delays-dump is about the file that --delays writes: give --delays too")
+        return None
+    if not check:
+        raise BadInputError("--delays is about what the checker finds: give --check too")
+    if time:
+        raise BadInputError("--delays does not go with --time: run twice")
+    from gdnbench.sim.delays import Launched, need_tools, read_dump
+
+    need_tools()
+    if dump is not None:
+        read_dump(dump)
+    return Launched()
+
+
+def write_delays(
+    path: Path, dump: Path | None, findings: Iterable[Finding], launched: Launched, machine: str | None
+) -> None:
+    """Write what `--delays` asks for, and say on stderr which findings it has."""
+    from gdnbench.sim.delays import configuration, delays_for, patterns, read_dump
+
+    findings = [one for one in findings if one.evidence is not None and one.accepted is None]
+    found = delays_for(findings, launched, machine)
+    for line, count in found.without.items():
+        print_note(f"gdnbench: no delay for {count} of {line}")
+    text = dumps(configuration(found, None if dump is None else read_dump(dump)), indent=2)
+    _write("--delays", path, f"{text}\n")
+    print_note(
+        f"gdnbench: {path}: delays for {found.delayed} of {len(findings)} findings;"
+        f" CUTRACER_DELAY_PATTERNS={patterns(found)}"
+    )
 
 
 def _write(option: str, path: Path, text: str) -> None:

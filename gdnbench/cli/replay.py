@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,13 +14,17 @@ import typer
 from gdnbench.cli.checking import (
     ACCEPT,
     CHECK,
+    DELAYS,
+    DELAYS_DUMP,
     KEEP_GOING,
     VERBOSE,
     WRITE_ACCEPT,
     WRITE_BASELINE,
+    check_delays,
     print_unused,
     read_accepted,
     write_baseline,
+    write_delays,
     write_template,
 )
 from gdnbench.cli.console import progress
@@ -63,6 +68,7 @@ from gdnbench.store.address import Address
 if TYPE_CHECKING:
     from gdnbench.cli.console import Bar
     from gdnbench.report.report import ReplayReport
+    from gdnbench.sim.delays import Launched
     from gdnbench.store.reader import Store
     from gdnbench.timing.options import TimingOptions
 
@@ -106,6 +112,8 @@ def replay(
         Path | None,
         typer.Option("--write-baseline", help=WRITE_BASELINE, rich_help_panel=SIM_PANEL),
     ] = None,
+    delays: Annotated[Path | None, typer.Option(help=DELAYS, rich_help_panel=SIM_PANEL)] = None,
+    delays_dump: Annotated[Path | None, typer.Option(help=DELAYS_DUMP, rich_help_panel=SIM_PANEL)] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help=VERBOSE, rich_help_panel=SIM_PANEL)
     ] = False,
@@ -189,6 +197,9 @@ def replay(
     }
     check_precision(precision, on, others)
     accepted = read_accepted(accept, write_accept, new_baseline, check=check)
+    launched = check_delays(delays, delays_dump, check=check, time=time)
+    if launched is not None and (isolate or workers is not None or scheduler is not None):
+        raise BadInputError("--delays runs in this process: omit --isolate, --workers and --scheduler")
     _check(on, time, cache or form or clock or strict or seconds is not None)
     check_on_simulator(on, machine, sms)
     check_traceback(tb)
@@ -216,7 +227,7 @@ def replay(
         "check": check,
         "keep_going": keep_going,
         "accepted": accepted,
-        "isolate": False if pdb else isolate,
+        "isolate": False if pdb or launched is not None else isolate,
         "timeout": timeout,
         "save": save,
         "grids": heatmap,
@@ -236,12 +247,15 @@ def replay(
             else None
         )
         with progress("replay", shown=not pdb) as advance:
-            report = replay_in_process(store, records, schedule, shape, times, options, advance)
+            report = replay_in_process(store, records, schedule, shape, times, options, advance, launched)
     if time and not json:
         print_times(report)
     print_unused(accepted)
     if write_accept is not None:
         write_template(write_accept, (one for record in report.records for one in record.findings or ()))
+    if delays is not None and launched is not None:
+        found = (one for record in report.records for one in record.findings or ())
+        write_delays(delays, delays_dump, found, launched, machine)
     if new_baseline is not None:
         write_baseline(new_baseline, (record.findings or () for record in report.records))
     code = status(report) if git_bisect else report.exit_code
@@ -295,12 +309,19 @@ def replay_in_process(
     times: TimingOptions | None,
     options: Mapping[str, Any],
     advance: Bar,
+    launched: Launched | None = None,
 ) -> ReplayReport:
-    """In this process, timed with `times`; `schedule` and `shape` repeat a run of `gdnbench explore`."""
+    """In this process, timed with `times`; `schedule` and `shape` repeat a run of `gdnbench explore`.
+    `launched` is called with each launch before it runs."""
     from gdnbench.replay.replay import replay as replay_records
 
     options = dict(options)
     with ExitStack() as stack:
+        if launched is not None:
+            from gdnbench.sim import settings_apply
+
+            around = stack.enter_context(settings_apply())
+            stack.enter_context(settings_apply(replace(around.settings, before=launched)))
         opened = stack.enter_context(open_store(store))
         if times is not None:
             timer = replay_timer(opened, options["kernel"], options["against"], options["on"], times)

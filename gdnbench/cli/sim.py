@@ -16,11 +16,15 @@ import typer
 from gdnbench.cli.checking import (
     ACCEPT,
     CHECK,
+    DELAYS,
+    DELAYS_DUMP,
     KEEP_GOING,
     VERBOSE,
     WRITE_ACCEPT,
+    check_delays,
     print_unused,
     read_accepted,
+    write_delays,
     write_template,
 )
 from gdnbench.cli.console import print_json, print_lines, print_note, progress, table
@@ -196,6 +200,8 @@ def sim(
     ] = False,
     accept: Annotated[Path | None, typer.Option(help=ACCEPT, rich_help_panel=CHECK_PANEL)] = None,
     write_accept: Annotated[Path | None, typer.Option(help=WRITE_ACCEPT, rich_help_panel=CHECK_PANEL)] = None,
+    delays: Annotated[Path | None, typer.Option(help=DELAYS, rich_help_panel=CHECK_PANEL)] = None,
+    delays_dump: Annotated[Path | None, typer.Option(help=DELAYS_DUMP, rich_help_panel=CHECK_PANEL)] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help=VERBOSE, rich_help_panel=CHECK_PANEL)
     ] = False,
@@ -271,8 +277,10 @@ def sim(
             precision=precision,
             profile=profile,
             check=check,
+            delays=delays,
         )
     accepted = read_accepted(accept, write_accept, check=check)
+    launched = check_delays(delays, delays_dump, check=check, time=time)
     numbers = sms_numbers(sms)
     if len(numbers) > 1 and explore is None:
         raise BadInputError(f"--sms {sms} runs on several GPUs: give --explore N too, or one number")
@@ -292,6 +300,7 @@ def sim(
             precision=precision,
             save=save,
             args=args or None,
+            delays=delays,
         )
         run_command(
             ProgramOptions(
@@ -341,6 +350,7 @@ def sim(
             save=save,
             profile=profile,
             precision=precision,
+            delays=delays,
         )
         given = {
             "--arch": arch,
@@ -396,7 +406,7 @@ def sim(
         watch = shadows if tracing is None else tracing.watch()
         settings = Settings(
             *(mma, engine, schedule, profiled, threads, advance, watch, check),
-            before=predictor or orders,
+            before=predictor or launched or orders,
             **bounds,
         )
         gpu = GpuOptions(machine, only)
@@ -426,6 +436,9 @@ def sim(
     print_unused(accepted)
     if write_accept is not None:
         write_template(write_accept, (finding for report in reports for finding in report.findings))
+    if delays is not None and launched is not None:
+        everything = [finding for report in reports for finding in report.findings]
+        write_delays(delays, delays_dump, everything, launched, machine)
     if json:
         from gdnbench.timing.json_values import to_plain
 

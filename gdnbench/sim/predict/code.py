@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from gdnbench.sim.predict.machine_code import Machined, arch_of, machine_code
 from gdnbench.sim.predict.machines import Machine
@@ -51,6 +51,7 @@ _UNIFORM = ("ULDC", "S2R", "S2UR", "LDC", "LDCU", "R2UR", "CS2R", "UMOV")
 
 
 _Kind = tuple[Pipe, float, float, bool]
+_M = TypeVar("_M", bound=Machined)
 
 
 def _kind(opcode: str, machine: Machine) -> _Kind:
@@ -83,7 +84,7 @@ def _is_memory(code: Machined) -> bool:
     return code.opcode.partition(".")[0] in MEMORY
 
 
-def _at_accesses(kernel: Kernel, codes: Sequence[Machined]) -> Iterator[Machined]:
+def at_accesses(kernel: Kernel, codes: Sequence[_M]) -> Iterator[_M]:
     """The machine code, in which each access has the pc of an access of the PTX. ptxas says of some loads
     that they are for the conversion or move that follows the load."""
     accesses = {ins.pc for ins in kernel.instructions if ins.form.in_engine}
@@ -128,7 +129,7 @@ class Regions:
     def __init__(self, module: Module, entry: str, machine: Machine) -> None:
         self.kernel = module.kernels[entry]
         arch = arch_of(module, machine.name)
-        self.codes = tuple(_at_accesses(self.kernel, machine_code(module, self.kernel, arch)))
+        self.codes = tuple(at_accesses(self.kernel, machine_code(module, self.kernel, arch)))
         self.boards = tuple(
             tuple(board for board in range(SCOREBOARDS) if code.waits >> board & 1) for code in self.codes
         )

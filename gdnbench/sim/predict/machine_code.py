@@ -64,15 +64,16 @@ _CODE = re.compile(
 _REST = re.compile(r"^\s+/\* 0x([0-9a-f]{16}) \*/")
 
 
-def with_lines(module: Module, kernel: Kernel) -> str:
-    """The module's PTX in which each instruction of the kernel is a line of its own, its pc + 1, and ptxas
-    unrolls no loop: of an unrolled loop each round would seem to execute all copies of its body."""
+def with_lines(module: Module, kernel: Kernel, *, unrolled: bool = False) -> str:
+    """The module's PTX in which each instruction of the kernel is a line of its own, its pc + 1. Unless it
+    may be `unrolled`, ptxas unrolls no loop: of an unrolled loop each round would seem to execute all copies
+    of its body."""
     places = {ins.place.line: ins.pc for ins in kernel.instructions}
     loops = {
         kernel.instructions[target.pc].place.line
         for ins in kernel.instructions
         for target in targets_of(ins)
-        if target.pc <= ins.pc
+        if target.pc <= ins.pc and not unrolled
     }
     found = []
     for number, text in enumerate(_SECTION.sub(_blank, module.text).split("\n"), 1):
@@ -95,24 +96,22 @@ def _blank(match: re.Match[str]) -> str:
     return "\n" * match.group().count("\n")
 
 
-def tool(name: str) -> str:
-    """The path of a program of the CUDA toolkit: on PATH, or of NVIDIA's packages. Raises UnsupportedError if
-    there is none."""
+def tool(name: str, what: str = "the time") -> str:
+    """The path of a program of the CUDA toolkit: on PATH, or of NVIDIA's packages. Raises UnsupportedError,
+    which says that `what` cannot be had, if there is none."""
     found = shutil.which(name)
     spec = find_spec("nvidia")
     for folder in [] if spec is None else spec.submodule_search_locations or []:
         for path in sorted(Path(folder).glob(f"*/bin/{name}")):
             found = found or str(path)
     if found is None:
-        raise UnsupportedError(
-            f"the time without {name} of the CUDA toolkit: pip install 'gdnbench[predict]'"
-        )
+        raise UnsupportedError(f"{what} without {name} of the CUDA toolkit: pip install 'gdnbench[predict]'")
     return found
 
 
 def tool_versions() -> list[str]:
     """The last line that each program prints of its version. Raises as `tool`."""
-    return [_run([tool(name), "--version"]).strip().splitlines()[-1] for name in ("ptxas", "nvdisasm")]
+    return [run_tool([tool(name), "--version"]).strip().splitlines()[-1] for name in ("ptxas", "nvdisasm")]
 
 
 CACHE = ArtifactCache("machine-code", b"gdnbench-machine-code-1\n")
@@ -197,22 +196,23 @@ def _assemble(module: Module, kernel: Kernel, arch: str) -> tuple[Machined, ...]
     with tempfile.TemporaryDirectory(prefix="gdnbench-code-") as folder:
         source, cubin = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         source.write_text(with_lines(module, kernel), encoding="utf-8")
-        _run([tool("ptxas"), "-arch", arch, "-lineinfo", "-o", str(cubin), str(source)])
-        listing = _run([tool("nvdisasm"), "-g", "-c", "-hex", str(cubin)])
+        run_tool([tool("ptxas"), "-arch", arch, "-lineinfo", "-o", str(cubin), str(source)])
+        listing = run_tool([tool("nvdisasm"), "-g", "-c", "-hex", str(cubin)])
     return tuple(_parse(listing, kernel.name))
 
 
-def _run(command: list[str]) -> str:
+def run_tool(command: list[str], what: str = "the time") -> str:
+    """What a program prints. Raises UnsupportedError, which says that `what` cannot be had, if it fails."""
     name = Path(command[0]).name
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     except OSError as error:
-        raise UnsupportedError(f"the time: {command[0]} does not start: {error.strerror}") from error
+        raise UnsupportedError(f"{what}: {command[0]} does not start: {error.strerror}") from error
     if done.returncode:
         first = next(
             iter((done.stderr or done.stdout).strip().splitlines()), f"exit status {done.returncode}"
         )
-        raise UnsupportedError(f"the time, since {name} failed: {first.removeprefix(name).strip()}")
+        raise UnsupportedError(f"{what}, since {name} failed: {first.removeprefix(name).strip()}")
     return done.stdout
 
 
