@@ -78,8 +78,8 @@ kernel_file: base sim.base sim.ptx sim.host sim.cuda_source sim simulated_call
 api: base sim.base sim store judge report diff heatmap replay simulated_call kernel_file
 __init__: base sim.base api
 cli: base sim.base sim.ptx sim.host sim.value_trace sim sim.virtual sim.predict sim.protocol sim.delays
-    kernels store ops export timing.result lineage capture compile doctor judge synth kernel_figures report trace
-    diff diff.traces heatmap page replay bisect mismatch share timing distributed prove suite
+    kernels store ops export timing.result lineage capture compile doctor judge synth kernel_figures report
+    trace diff diff.traces heatmap page replay bisect mismatch share timing distributed prove suite
     simulated_call kernel_file
 pytest_plugin: base sim.base sim sim.virtual kernels report.outcome store ops judge report replay suite
 __main__: cli
