@@ -39,6 +39,7 @@ sim: sim.base sim.ptx sim.machine sim.host sim.profile sim.checker sim.run sim.f
 sim.virtual: sim.base sim.ptx sim.machine sim.host sim.cuda_source sim.checker sim.run sim
 sim.mutants: sim.base sim.ptx sim.machine sim.host sim.checker sim.run
 sim.predict: artifact_cache sim.base sim.ptx sim.machine sim.compiler sim.host sim.profile sim.run
+sim.protocol: sim.base sim.ptx sim.machine sim.compiler sim.host sim.run
 sim.delays: sim.base sim.checker sim.ptx sim.machine sim.host sim sim.predict
 kernels: artifact_cache
 report.outcome: base
@@ -60,8 +61,8 @@ diff: base kernels report.outcome store ops judge report
 diff.traces: base sim.ptx sim.value_trace sim trace
 heatmap: base kernels judge report
 page: base timing.result lineage judge report
-replay: base sim.base sim sim.virtual sim.predict kernels report.outcome store ops timing.result workers judge
-    synth report trace
+replay: base sim.base sim sim.virtual sim.predict sim.protocol kernels report.outcome store ops timing.result
+    workers judge synth report trace
 bisect: artifact_cache base sim.base sim.host sim.value_trace sim sim.predict kernels report.outcome store
     ops workers judge synth report trace diff.traces replay
 mismatch: base report.outcome store capture judge report replay workers
@@ -76,9 +77,9 @@ simulated_call: base sim.base sim.host sim sim.virtual replay
 kernel_file: base sim.base sim.ptx sim.host sim.cuda_source sim simulated_call
 api: base sim.base sim store judge report diff heatmap replay simulated_call kernel_file
 __init__: base sim.base api
-cli: base sim.base sim.ptx sim.host sim.value_trace sim sim.virtual sim.predict sim.delays kernels store
-    ops export timing.result lineage capture compile doctor judge synth kernel_figures report trace diff
-    diff.traces heatmap page replay bisect mismatch share timing distributed prove suite
+cli: base sim.base sim.ptx sim.host sim.value_trace sim sim.virtual sim.predict sim.protocol sim.delays
+    kernels store ops export timing.result lineage capture compile doctor judge synth kernel_figures report
+    trace diff diff.traces heatmap page replay bisect mismatch share timing distributed prove suite
     simulated_call kernel_file
 pytest_plugin: base sim.base sim sim.virtual kernels report.outcome store ops judge report replay suite
 __main__: cli
@@ -94,7 +95,8 @@ MODULES = {
     "base": """bits digest_kernel digests error_frames errors export_format handlers missing near_names
         options phases poison pools printable provenance record record_numbers shipped tables toml_tables
         units value_range version whole_file""",
-    "sim.base": "sim.deadline sim.demangle sim.errors sim.floating_environment sim.lazy sim.special_function",
+    "sim.base": """sim.deadline sim.demangle sim.errors sim.floating_environment sim.forked sim.lazy
+        sim.special_function""",
     "sim.tensorcore.formats": "sim.tensorcore.formats sim.tensorcore.product sim.tensorcore.scaled",
     "sim.run": "sim.run sim.watch",
     "sim": "sim sim.checker.accept",
@@ -148,6 +150,7 @@ PUBLIC = {
     ".host",
     ".mutants",
     ".predict",
+    ".protocol",
     ".ptx",
     ".tensorcore",
     ".value_trace",

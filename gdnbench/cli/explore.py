@@ -5,14 +5,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from gdnbench.cli.checking import ACCEPT, CHECK, VERBOSE, WRITE_ACCEPT, read_accepted
 from gdnbench.cli.console import progress
-from gdnbench.cli.exploring import conclude, typed
+from gdnbench.cli.exploring import conclude, refuse_with, typed
 from gdnbench.cli.judging import factors, tolerance
+from gdnbench.cli.orders import conclude_orders, schedule_count
 from gdnbench.cli.record_options import (
     JUDGE_PANEL,
     OUTPUT_PANEL,
@@ -31,6 +32,7 @@ from gdnbench.cli.record_options import (
     sms_numbers,
 )
 from gdnbench.cli.stores import open_store
+from gdnbench.errors import BadInputError
 from gdnbench.record_numbers import record_numbers
 
 
@@ -52,11 +54,14 @@ def explore(
     kernel: SimulatedKernelOption,
     records: RecordsArgument = None,
     schedules: Annotated[
-        int,
+        str,
         typer.Option(
-            min=1, help="Number of schedules: late, early, then random ones.", rich_help_panel=SIM_PANEL
+            metavar="N|all",
+            help="Number of schedules: late, early, then random ones. all: run each record once and check all"
+            " orders of what its mbarriers and barriers do (docs/checker.md).",
+            rich_help_panel=SIM_PANEL,
         ),
-    ] = 8,
+    ] = "8",
     shapes: Annotated[
         int,
         typer.Option(
@@ -103,6 +108,10 @@ def explore(
     from gdnbench.sim.explore import fresh_seed
     from gdnbench.sim.explore import schedules as make_schedules
 
+    count = schedule_count("--schedules", schedules)
+    if count is None:
+        refuse_with("--schedules all", check=check, accept=accept, write_accept=write_accept)
+        _check_orders(store, kernel, records, op, sms, json=json, verbose=verbose)
     accepted = read_accepted(accept, write_accept, check=check)
     factor, by_tensor = factors(k)
     rule = make_rule(k=factor, k_by_tensor=by_tensor, tol=tolerance(tol), bitwise=bitwise)
@@ -122,7 +131,7 @@ def explore(
             opened.path,
             select(opened, chosen, op),
             kernel,
-            make_schedules(schedules),
+            make_schedules(count),
             [fresh_seed() for _ in range(shapes)],
             rule,
             repeat,
@@ -146,3 +155,27 @@ def explore(
                     progress=advance,
                 )
     conclude(found, accepted, write_accept, json=json, verbose=verbose)
+
+
+def _check_orders(
+    store: str,
+    kernel: str,
+    records: str | None,
+    op: str | None,
+    sms: str | None,
+    *,
+    json: bool,
+    verbose: bool,
+) -> NoReturn:
+    from gdnbench.replay.orders import check_records
+    from gdnbench.replay.replay import select
+    from gdnbench.replay.simulated import replay_gpu
+
+    numbers = sms_numbers(sms)
+    if len(numbers) > 1:
+        raise BadInputError(f"--sms {sms}: --schedules all runs on one GPU: give one number")
+    with open_store(store) as opened, progress("explore") as advance:
+        chosen = None if records is None else record_numbers(records, len(opened.records))
+        with replay_gpu(sms=numbers[0] if numbers else None):
+            found = check_records(opened, select(opened, chosen, op), kernel, advance.say)
+    conclude_orders(found.launches, found.failed, faulty=found.faulty, json=json, verbose=verbose)

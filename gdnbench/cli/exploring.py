@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 EXPLORE = (
     "Run under N schedules, late, early and random ones, and compare the bits that they leave. Of a program:"
-    " each launch, which then goes on with the bits of late."
+    " each launch, which then goes on with the bits of late. all: check instead all orders of what mbarriers"
+    " and barriers do (docs/checker.md)."
 )
 HEADERS = ("shape", "runs", "bits", "verdict")
 

@@ -29,6 +29,7 @@ from gdnbench.cli.checking import (
 )
 from gdnbench.cli.console import print_json, print_lines, print_note, progress, table
 from gdnbench.cli.exploring import EXPLORE, conclude, refuse_with, varied
+from gdnbench.cli.orders import conclude_orders, schedule_count
 from gdnbench.cli.record_options import OUTPUT_PANEL, sms_numbers
 from gdnbench.cli.sim_file import BLOCK, CLUSTER, DEFINE, GRID, INCLUDE, SHARED, STD
 from gdnbench.cli.sim_precision import SIM_PRECISION, as_json, describe, shadows_of
@@ -205,7 +206,7 @@ def sim(
         bool, typer.Option("--verbose", "-v", help=VERBOSE, rich_help_panel=CHECK_PANEL)
     ] = False,
     explore: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help=EXPLORE, rich_help_panel=CHECK_PANEL)
+        str | None, typer.Option(metavar="N|all", help=EXPLORE, rich_help_panel=CHECK_PANEL)
     ] = None,
     vary: Annotated[
         list[str] | None,
@@ -263,6 +264,21 @@ def sim(
 
     from gdnbench.sim import Settings
 
+    count = None if explore is None else schedule_count("--explore", explore)
+    every = explore is not None and count is None
+    if every:
+        refuse_with(
+            "--explore all",
+            schedule=None if schedule == LATE else schedule,
+            trace=trace,
+            timeline=timeline,
+            time=time,
+            vary=vary,
+            precision=precision,
+            profile=profile,
+            check=check,
+            delays=delays,
+        )
     accepted = read_accepted(accept, write_accept, check=check)
     launched = check_delays(delays, delays_dump, check=check, time=time)
     numbers = sms_numbers(sms)
@@ -301,7 +317,8 @@ def sim(
                     **bounds,
                 },
                 launch,
-                explore,
+                count,
+                every,
                 (*(vary or ()), *([f"sms={sms}"] if len(numbers) > 1 else [])),
                 trace,
                 select,
@@ -319,7 +336,7 @@ def sim(
     compiled_for = arch_for(machine, arch)
     if vary and explore is None:
         raise BadInputError("--vary names the shapes that --explore N tries: give --explore too")
-    if explore is not None:
+    if count is not None:
         from gdnbench.cli.sim_shapes import Exploring
         from gdnbench.sim.explore import schedules
 
@@ -359,7 +376,7 @@ def sim(
             settings,
             machine,
             tuple(map(str, words)),
-            schedules(explore),
+            schedules(count),
         )
         found = _explore(exploring, numbers)
         conclude(found, accepted, write_accept, json=json, verbose=verbose)
@@ -374,6 +391,11 @@ def sim(
     )
     check_timeline(timeline)
     predictor = predictor_for(machine, drawn=timeline is not None) if time else None
+    orders = None
+    if every:
+        from gdnbench.sim.protocol import OrdersOfLaunches
+
+        orders = OrdersOfLaunches()
     profiled = profile or (timeline is not None and not time)
     # What the kernel's file prints is no part of the result.
     with (
@@ -384,7 +406,7 @@ def sim(
         watch = shadows if tracing is None else tracing.watch()
         settings = Settings(
             *(mma, engine, schedule, profiled, threads, advance, watch, check),
-            before=predictor or launched,
+            before=predictor or launched or orders,
             **bounds,
         )
         gpu = GpuOptions(machine, only)
@@ -395,6 +417,10 @@ def sim(
                 else FileCall(file, options, texts, seed, compiled_for, print_note)
             )
             call = make_and_launch(made.call, session)
+    if orders is not None and session.reports:
+        faults = [fault for report in session.reports for fault in report.findings if fault.fails]
+        failed = {"the run itself": str(faults[0])} if faults else {}
+        conclude_orders({"": orders.launches}, failed, faulty=bool(faults), json=json, verbose=verbose)
     tensors = {} if call is None else tensors_of(call)
     if save is not None:
         _save(tensors, save)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ import typer
 from gdnbench.cli.checking import print_unused, write_template
 from gdnbench.cli.console import print_json, print_lines, print_note, progress, table
 from gdnbench.cli.exploring import refuse_with, typed
+from gdnbench.cli.orders import conclude_orders
 from gdnbench.cli.progress import hide
 from gdnbench.cli.sim_sms import SmsRuns, run_with_sms, wanted_sms_and_engines
 from gdnbench.cli.tracing import trace_to
@@ -55,6 +57,7 @@ class ProgramOptions:
     settings: Mapping[str, Any]
     launch: str | None = None
     explore: int | None = None
+    orders: bool = False
     vary: Sequence[str] = ()
     trace: Path | None = None
     select: str | None = None
@@ -134,13 +137,33 @@ def run_command(
 
             absolute = replace(tracing, path=str(Path(tracing.path).absolute()))
             request = replace(request, attach={MODULE: absolute.as_json()})
+        folder = None
+        if options.orders:
+            from gdnbench.sim.protocol import MODULE as ORDERS
+
+            if options.launch is not None:
+                raise BadInputError("--explore all checks every launch: it does not go with --launch")
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gdnbench-orders-"))
+            request = replace(request, attach={**request.attach, ORDERS: folder})
         hide()
         done = run_program(options.command, request)
+        if folder is not None:
+            _conclude_orders(done, Path(folder), json=json, verbose=verbose)
     others = None
     if counts:
         with progress("sim, other numbers of SMs") as advance:
             others = run_with_sms(options.command, request, done, counts, advance)
     _conclude(options, request, done, others, accepted, template, json=json, verbose=verbose)
+
+
+def _conclude_orders(done: ProgramRun, folder: Path, *, json: bool, verbose: bool) -> NoReturn:
+    from gdnbench.sim.protocol import read_orders
+
+    failed = {"program": f"it ended with status {done.status}"} if done.status else {}
+    failed |= {f"refused {number}": text for number, text in enumerate(done.log.refusals)}
+    faults = [finding for finding in done.log.findings if finding.fails]
+    failed |= {f"fault {number}": str(finding) for number, finding in enumerate(faults)}
+    conclude_orders({"": read_orders(folder)}, failed, faulty=bool(faults), json=json, verbose=verbose)
 
 
 def _conclude(

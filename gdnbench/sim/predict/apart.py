@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import os
-import pickle
-import signal
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 from gdnbench.sim.errors import KernelFault, UnsupportedError
+from gdnbench.sim.forked import in_a_copy
 from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.machine.memory import GlobalMemory
 from gdnbench.sim.predict.launch import Prediction, check_covered, predict, record, sampled_ctas
@@ -67,68 +64,17 @@ def predict_apart(
     check_covered(module, request)
     # Here and not in the child, so that the next launch of the kernel finds it assembled.
     assemble(module, module.kernels[request.entry], arch_of(module, machine.name))
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        _answer(reader, writer, machine, module, request, memory, timelines is not None)
-    os.close(writer)
-    try:
-        with os.fdopen(reader, "rb") as pipe:
-            answer = pipe.read()
-    except BaseException:
-        os.kill(child, signal.SIGKILL)
-        raise
-    finally:
-        os.waitpid(child, 0)
-    if not answer:
-        raise UnsupportedError(f"the time of {request.entry}: {KILLED}")
-    found = pickle.loads(answer)
-    if isinstance(found, BaseException):
-        raise found
-    prediction, drawn = found
-    assert isinstance(prediction, Prediction)
+
+    def apart() -> _Answer:
+        ctas = sampled_ctas(math.prod(request.grid), machine)
+        traces = record(module, request, memory, ctas, machine)
+        found: list[Timeline] = []
+        return predict(machine, module, request, traces, None if timelines is None else found), found
+
+    prediction, drawn = in_a_copy(apart, f"the time of {request.entry}: {KILLED}")
     if timelines is not None:
         timelines += drawn
     return prediction
 
 
 _Answer = tuple[Prediction, list[Timeline]]
-
-
-def _answer(
-    reader: int,
-    writer: int,
-    machine: Machine,
-    module: Module,
-    request: LaunchRequest,
-    memory: GlobalMemory,
-    drawn: bool,
-) -> NoReturn:
-    """In the child: send the prediction and its timeline, or what was raised, and end. Nothing may leave this
-    function, or the caller's program would go on twice."""
-    try:
-        os.close(reader)
-        gc.disable()  # a collection would visit, and so copy, all objects of the caller's program
-        found: _Answer | BaseException
-        try:
-            ctas = sampled_ctas(math.prod(request.grid), machine)
-            traces = record(module, request, memory, ctas, machine)
-            timelines: list[Timeline] = []
-            found = predict(machine, module, request, traces, timelines if drawn else None), timelines
-        except BaseException as error:
-            found = error
-        with os.fdopen(writer, "wb") as pipe:
-            pipe.write(_pickled(found))
-    finally:
-        os._exit(0)
-
-
-def _pickled(found: _Answer | BaseException) -> bytes:
-    """An error that does not come back from its bytes is sent as a RuntimeError with its text."""
-    try:
-        sent = pickle.dumps(found)
-        if isinstance(found, BaseException):
-            pickle.loads(sent)
-    except Exception:
-        return pickle.dumps(RuntimeError(f"{type(found).__name__}: {found}"))
-    return sent
