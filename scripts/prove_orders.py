@@ -30,7 +30,7 @@ from gdnbench.store.recover import open_store  # noqa: E402
 OWN = (
     ("prefill", 3, "sm100"),
     ("prefill", 4, "sm100_fused"),
-    ("prefill", 4, "sm100_fused_cp"),
+    ("prefill", 4, "tests/kernels/prefill_plans.py:cut_at_64"),
     ("packed", 0, "sm100_fused"),
     ("kda_prefill", 0, "sm100_fused"),
     ("decode", 0, "cute"),

@@ -114,6 +114,8 @@ def run_command(
         given = None if late else options.settings["schedule"]
         refuse_with("--explore", schedule=given, trace=options.trace, profile=profile)
     if options.launch is not None:
+        if options.orders:
+            raise BadInputError("--explore all checks every launch: it does not go with --launch")
         LaunchChoice.parse(options.launch)
         looks = options.settings["check"] or options.settings["profile"] or not late
         if options.explore is None and options.trace is None and not looks:
@@ -141,8 +143,6 @@ def run_command(
         if options.orders:
             from gdnbench.sim.protocol import MODULE as ORDERS
 
-            if options.launch is not None:
-                raise BadInputError("--explore all checks every launch: it does not go with --launch")
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gdnbench-orders-"))
             request = replace(request, attach={**request.attach, ORDERS: folder})
         hide()
