@@ -309,6 +309,7 @@ def test_a_gate_that_is_not_a_number_does_not_look_like_one() -> None:
     assert out["final_state"][1].isfinite().all()
 
 
+@pytest.mark.slow
 def test_many_sequences_without_tokens() -> None:
     given = Given.of(seqlens=(0,) * 20 + (3,) + (0,) * 20, heads=(1, 1))
     out = given.run()

@@ -19,7 +19,6 @@ from gdnbench.sim.ptx.parser import parse
 from gdnbench_kernels.kda_prefill.contract import OPERATION
 from gdnbench_kernels.kda_prefill.synth import synth
 from gdnbench_kernels.run import run_kernel
-from tests.subset import quick
 
 
 class Kept(Keeper):
@@ -55,7 +54,8 @@ MUTANTS: dict[str, tuple[Kind, str, int, str]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "op", "nth", "what"), quick(MUTANTS.values(), 0, ids=MUTANTS))
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "op", "nth", "what"), MUTANTS.values(), ids=MUTANTS)
 def test_a_change_of_synchronisation_is_found(
     launch: KeptLaunch, kind: Kind, op: str, nth: int, what: str
 ) -> None:

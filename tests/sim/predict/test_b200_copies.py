@@ -128,7 +128,7 @@ def ratio(in_flight: int, rows: int) -> float:
 def test_rates_by_boxes_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """From waiting for each copy to more bytes in flight than HBM needs."""
     toolkit(monkeypatch)
-    for in_flight, rows in ((1, 1), (2, 8), (4, 16)):
+    for in_flight, rows in ((1, 1), (2, 16)):
         assert ratio(in_flight, rows) == pytest.approx(1, rel=WITHIN)
 
 
