@@ -40,8 +40,6 @@ class WorkTile:
     start: cutlass.Int32  # the first token
     stop: cutlass.Int32
     chunks: cutlass.Int32
-    has_v: Any = True
-    """Whether V is read; a CTA that computes how the state before its chunks acts has zeros for it."""
 
     @staticmethod
     def create(cu_seqlens: cute.Tensor, value_heads: int, number: Any = None) -> WorkTile:

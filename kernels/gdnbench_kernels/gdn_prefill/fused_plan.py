@@ -240,7 +240,7 @@ class Pipelines(blackwell.Pipelines):
     def init(self) -> None:
         """Initialise the barriers of the plan's pipelines."""
         for field in fields(self):
-            if (pipe := getattr(self, field.name)) is not OF_OUTPUTS:
+            if (pipe := getattr(self, field.name)) is not None:  # neither of OF_OUTPUTS nor of OF_MAP
                 pipe.init()
 
 

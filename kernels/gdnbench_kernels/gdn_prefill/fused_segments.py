@@ -48,9 +48,7 @@ class SegmentTile(WorkTile):
     last: cutlass.Boolean
 
     @staticmethod
-    def locate(
-        cuts: Cuts, segment: cutlass.Int32, head: cutlass.Int32, wanted: Any, has_v: Any = True
-    ) -> SegmentTile:
+    def locate(cuts: Cuts, segment: cutlass.Int32, head: cutlass.Int32, wanted: Any) -> SegmentTile:
         """That of a segment, without chunks if there is no such segment or `wanted` is false for its index in
         its sequence and the sequence's number of segments."""
         total = cuts.total[0]
@@ -70,7 +68,6 @@ class SegmentTile(WorkTile):
             start,
             stop,
             chunks,
-            has_v,
             segment=segment,
             exists=exists,
             first=first,

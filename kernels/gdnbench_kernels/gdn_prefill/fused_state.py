@@ -57,8 +57,7 @@ def recurrence(
     scale: cutlass.Float32,
 ) -> None:
     """Compute the states of each work of the CTA from the initial to the final one, which `states` loads and
-    stores. A chunk's o is formed while the next chunk's products run, a part of the tokens during each; in a
-    kernel without `outputs` not at all."""
+    stores. A chunk's o is formed while the next chunk's products run, a part of the tokens during each."""
     thread = cute.arch.thread_idx()[0] % (GROUP_WARPS * WARP)
     half = Half.create(base, thread)
     of_o = Half.create(base, thread, O_TOKENS)
@@ -84,31 +83,26 @@ def recurrence(
             pipelines.left.producer_commit(chunk)
             # Loaded this early, because in `form_v_new` all warps would load at the same time.
             r_rest = by_token(shared.gate[Row.REST, None, gate.index])
-            if cutlass.const_expr(kernel.outputs):  # noqa: SIM102 - the other condition is one of run time
-                if turn > 0:
-                    form_o(of_o, lanes, pipelines, shared, turn - 1, scale, 0)
+            if turn > 0:
+                form_o(of_o, lanes, pipelines, shared, turn - 1, scale, 0)
             r_v_new = form_v_new(half, lanes, pipelines, shared, chunk, r_rest)
-            if cutlass.const_expr(kernel.outputs):
-                if turn > 0:
-                    form_o(of_o, lanes, pipelines, shared, turn - 1, scale, 1)
-                # Handed over with the next h.
-                lanes.store(r_v_new, shared.v_new[None, None, 0])
+            if turn > 0:
+                form_o(of_o, lanes, pipelines, shared, turn - 1, scale, 1)
+            # Handed over with the next h.
+            lanes.store(r_v_new, shared.v_new[None, None, 0])
             # Past the end of a sequence the sums are its last token's.
             factor = shared.gate[Row.DECAY, CHUNK - 1, gate.index]
             update_state(half, lanes, pipelines, shared, turn, factor, r_s, i + 1 < work.chunks)
-            if cutlass.const_expr(not kernel.outputs):
-                pipelines.gate.consumer_release(gate)
         done = done + work.chunks
         states.store(half, work, r_s)
-    if cutlass.const_expr(kernel.outputs):
-        if done > 0:
-            # Hands over the last V_new; the wait is for its product.
-            pipelines.h.producer_commit(blackwell.Turn(0, done % 2))
-            pipelines.ks.consumer_wait(blackwell.Turn.consumer(done))
-            blackwell.after_thread_sync()
-            for part in cutlass.range_constexpr(O_PARTS):
-                form_o(of_o, lanes, pipelines, shared, done - 1, scale, part)
-        pipelines.o.producer_tail_after(done)
+    if done > 0:
+        # Hands over the last V_new; the wait is for its product.
+        pipelines.h.producer_commit(blackwell.Turn(0, done % 2))
+        pipelines.ks.consumer_wait(blackwell.Turn.consumer(done))
+        blackwell.after_thread_sync()
+        for part in cutlass.range_constexpr(O_PARTS):
+            form_o(of_o, lanes, pipelines, shared, done - 1, scale, part)
+    pipelines.o.producer_tail_after(done)
 
 
 @dataclass(frozen=True)
@@ -154,12 +148,7 @@ def form_x(
     """X^T = V^T - exp(g_cu) (K S^T)^T."""
     gate, chunk = states
     r_v, r_ks, r_x = half.registers(BF16), half.registers(), half.registers(BF16)
-    if cutlass.const_expr(work.has_v is True):
-        read_v(lanes, pipelines, shared, chunk, r_v)
-    else:
-        r_v.fill(0.0)
-        if work.has_v:
-            read_v(lanes, pipelines, shared, chunk, r_v)
+    read_v(lanes, pipelines, shared, chunk, r_v)
     r_decay = by_token(shared.gate[Row.DECAY, None, gate.index])
     r_value = half.registers()
     r_value.store(r_v.load().to(cutlass.Float32))

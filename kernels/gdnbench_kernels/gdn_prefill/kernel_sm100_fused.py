@@ -339,13 +339,10 @@ class ChunkFused:
                 work = self.work(cuts, v_number)
                 token = work.start + CHUNK * v_i
                 length = work.stop - token
-                if work.has_v:
-                    pipelines.v.producer_acquire(v)
-                    tail = blackwell.Turn(1, v_tails % 2)
-                    load_own_rows(
-                        pipelines.tail, pipelines.v, v, tail, tma.v, shared.v, length, token, work.head
-                    )
-                    v.advance()
+                pipelines.v.producer_acquire(v)
+                tail = blackwell.Turn(1, v_tails % 2)
+                load_own_rows(pipelines.tail, pipelines.v, v, tail, tma.v, shared.v, length, token, work.head)
+                v.advance()
                 v_tails = v_tails + is_tail(length)
                 v_number, v_i = self.following(cuts, work, v_number, v_i)
             if turn < chunks:
@@ -451,12 +448,10 @@ class ChunkFused:
         update = TileMma.create(base, T_V_NEW, shared.left, shared.aib)
         add = TileMma.create(base, T_ADDED, shared.left, shared.k, OperandMajorMode.MN)
         k_ahead, k = pipelines.k.consumer_state(), pipelines.k.consumer_state()
-        qk, q_ahead = OF_OUTPUTS, OF_OUTPUTS
-        if cutlass.const_expr(self.outputs):
-            qk = TileMma.create(base, T_QK, shared.q, shared.k)
-            read_q = TileMma.create(base, T_QS, shared.h, shared.q)
-            read_p = TileMma.create(base, T_PV, shared.v_new, shared.p)
-            q_ahead, q = pipelines.q.consumer_state(), pipelines.q.consumer_state()
+        qk = TileMma.create(base, T_QK, shared.q, shared.k)
+        read_q = TileMma.create(base, T_QS, shared.h, shared.q)
+        read_p = TileMma.create(base, T_PV, shared.v_new, shared.p)
+        q_ahead, q = pipelines.q.consumer_state(), pipelines.q.consumer_state()
         ahead = cutlass.const_expr(pipelines.k.spec.stages - 1)
         chunks = self.chunks(cuts)
         for turn in cutlass.range(chunks + ahead, unroll=1):
@@ -468,24 +463,21 @@ class ChunkFused:
                 pipelines.h.consumer_wait(blackwell.Turn(0, chunk.phase))
                 blackwell.after_thread_sync()
                 read_k.issue(FIRST, k, half=0)
-                if cutlass.const_expr(self.outputs):  # noqa: SIM102 - the other condition is one of run time
-                    if turn > ahead:
-                        read_p.issue(FIRST, before)
-                        pipelines.squares.umma_release(before)
+                if turn > ahead:
+                    read_p.issue(FIRST, before)
+                    pipelines.squares.umma_release(before)
                 pipelines.h.consumer_wait(blackwell.Turn(1, chunk.phase))
                 blackwell.after_thread_sync()
                 read_k.issue(FIRST, k, half=1)
                 pipelines.ks.umma_commit(chunk)
-                if cutlass.const_expr(self.outputs):
-                    read_q.issue(FIRST, q, (turn + ahead) % AHEAD)
-                    pipelines.q.umma_release(q)
-                    q.advance()
+                read_q.issue(FIRST, q, (turn + ahead) % AHEAD)
+                pipelines.q.umma_release(q)
+                q.advance()
             if (ahead == 1) & (turn < chunks):
                 self.issue_kkt(pipelines, turn, kkt, k_ahead)
                 self.issue_qk(pipelines, turn, qk, q_ahead, k_ahead)
                 k_ahead.advance()
-                if cutlass.const_expr(self.outputs):
-                    q_ahead.advance()
+                q_ahead.advance()
             if turn >= ahead:
                 pipelines.squares.consumer_wait(squares)
                 pipelines.left.consumer_wait(X)
@@ -504,16 +496,14 @@ class ChunkFused:
             if (ahead > 1) & (turn < chunks):
                 self.issue_qk(pipelines, turn, qk, q_ahead, k_ahead)
                 k_ahead.advance()
-                if cutlass.const_expr(self.outputs):
-                    q_ahead.advance()
-        if cutlass.const_expr(self.outputs):  # noqa: SIM102 - the other condition is one of run time
-            if chunks > 0:
-                pipelines.h.consumer_wait(blackwell.Turn(0, chunks % 2))
-                blackwell.after_thread_sync()
-                last = blackwell.Turn.consumer(chunks + (AHEAD - 1), AHEAD)
-                read_p.issue(FIRST, last)
-                pipelines.squares.umma_release(last)
-                pipelines.ks.umma_commit(blackwell.Turn.consumer(chunks))
+                q_ahead.advance()
+        if chunks > 0:
+            pipelines.h.consumer_wait(blackwell.Turn(0, chunks % 2))
+            blackwell.after_thread_sync()
+            last = blackwell.Turn.consumer(chunks + (AHEAD - 1), AHEAD)
+            read_p.issue(FIRST, last)
+            pipelines.squares.umma_release(last)
+            pipelines.ks.umma_commit(blackwell.Turn.consumer(chunks))
 
     def issue_kkt(self, pipelines: Pipelines, chunk: Any, kkt: TileMma, k: Any) -> None:
         """Issue KKT of a chunk, whose stage of K is `k`. INVERT has read the accumulator's last values: MMA
@@ -522,10 +512,9 @@ class ChunkFused:
         kkt.issue(k, k, chunk % AHEAD)
 
     def issue_qk(self, pipelines: Pipelines, chunk: Any, qk: TileMma, q: Any, k: Any) -> None:
-        """Issue QK of a chunk in a build with outputs; hand over both."""
-        if cutlass.const_expr(self.outputs):
-            pipelines.q.consumer_wait(q)
-            qk.issue(q, k, chunk % AHEAD)
+        """Issue QK of a chunk; hand over both."""
+        pipelines.q.consumer_wait(q)
+        qk.issue(q, k, chunk % AHEAD)
         pipelines.scores.umma_commit(blackwell.Turn.consumer(chunk, AHEAD))
 
     @cute.jit
