@@ -19,6 +19,7 @@ from gdnbench.sim.checker.grid import LaunchChecker
 from gdnbench.sim.deadline import TimeLimit
 from gdnbench.sim.errors import KernelFault, LaunchError
 from gdnbench.sim.floating_environment import ieee_arithmetic
+from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.machine import budget
 from gdnbench.sim.machine.async_queue import Schedule
 from gdnbench.sim.machine.bounds import Meter, check_grid, default_bounds
@@ -30,7 +31,7 @@ from gdnbench.sim.machine.grid import run_grid
 from gdnbench.sim.machine.keep_going import Skipped, refuse_to_skip
 from gdnbench.sim.machine.launch_grants import uses_launch_control
 from gdnbench.sim.machine.memory import GlobalMemory
-from gdnbench.sim.machine.observer import Checker
+from gdnbench.sim.machine.observer import Checker, PathObserver
 from gdnbench.sim.machine.processes import Progress
 from gdnbench.sim.machine.units import handler
 from gdnbench.sim.profile.recorder import LaunchRecord
@@ -239,6 +240,35 @@ def run_ptx(
     skipped = tuple(launch.skipped)
     in_front = None if checks is None else checks.in_front(grid)
     return RunResult(counters, dict(launch.notes), seconds, launch.ctas, record, found, skipped, in_front)
+
+
+def run_observed(
+    module: Module,
+    request: LaunchRequest,
+    memory: GlobalMemory,
+    observer: Callable[[Cta], PathObserver],
+    only: Sequence[int] | None,
+    multiprocessors: int | None = None,
+) -> RunResult:
+    """Run the CTAs `only` of a launch that host code requested, all if it is None, one after the other, each
+    with its observer. Raises what `run_ptx` raises."""
+    return run_ptx(
+        module,
+        request.entry,
+        request.grid,
+        request.block,
+        request.params,
+        request.shared_bytes,
+        memory=memory,
+        threads=1,
+        registers=request.registers,
+        multiprocessors=multiprocessors,
+        cluster=request.cluster,
+        preferred_cluster=request.preferred_cluster,
+        checker=observer,
+        path=True,
+        only=only,
+    )
 
 
 def _extents(name: str, given: object) -> Dim3:

@@ -26,7 +26,7 @@ from gdnbench.sim.predict.sm import Interval, Sm, is_store, sectors_lacking
 from gdnbench.sim.predict.timeline import Timeline
 from gdnbench.sim.predict.trace import SECTOR, Accessed, CtaTrace, Kind
 from gdnbench.sim.ptx.ir import Kernel, Module
-from gdnbench.sim.run import run_ptx
+from gdnbench.sim.run import run_observed
 
 # CTAs of a grid that run on the simulator. They are neighbours, so that sectors that neighbours both read are
 # seen.
@@ -103,7 +103,7 @@ def record(
     module: Module, request: LaunchRequest, memory: GlobalMemory, ctas: Sequence[int], machine: Machine
 ) -> list[CtaTrace]:
     """Run these CTAs of the launch and return their traces. Global memory changes as they change it. Raises
-    UnsupportedError for a launch that the model does not cover, and what `run_ptx` raises."""
+    UnsupportedError for a launch that the model does not cover, and what `run_observed` raises."""
     check_covered(module, request)
     recorders: list[TraceRecorder] = []
 
@@ -111,23 +111,7 @@ def record(
         recorders.append(TraceRecorder(cta))
         return recorders[-1]
 
-    run_ptx(
-        module,
-        request.entry,
-        request.grid,
-        request.block,
-        request.params,
-        request.shared_bytes,
-        memory=memory,
-        threads=1,
-        registers=request.registers,
-        multiprocessors=int(machine.multiprocessors.value),
-        cluster=request.cluster,
-        preferred_cluster=request.preferred_cluster,
-        checker=begin,
-        path=True,
-        only=ctas,
-    )
+    run_observed(module, request, memory, begin, ctas, int(machine.multiprocessors.value))
     return [recorder.trace() for recorder in recorders]
 
 

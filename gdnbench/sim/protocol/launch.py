@@ -20,7 +20,7 @@ from gdnbench.sim.protocol.orders import Verdict, check
 from gdnbench.sim.protocol.recorder import ProtocolRecorder
 from gdnbench.sim.protocol.result import CheckedLaunch, CheckedPart, described
 from gdnbench.sim.ptx.ir import Module
-from gdnbench.sim.run import run_ptx
+from gdnbench.sim.run import run_observed
 
 SAMPLED = 8
 """CTAs or clusters of a launch whose orders are checked, spread over the grid."""
@@ -31,7 +31,7 @@ EVENTS = 30_000
 @dataclass(slots=True)
 class OrdersOfLaunches:
     """Checks all orders of the launches that it is called with, before each runs, for
-    `Settings(before=...)`. `advance` is told which begins, `on_launch` gets each result."""
+    `Settings(before=...)`. `advance` gets the name of each launch that begins, `on_launch` each result."""
 
     launches: list[CheckedLaunch] = field(default_factory=list)
     advance: Callable[[str], None] | None = None
@@ -90,7 +90,7 @@ def record(
 ) -> dict[int, ProtocolRecorder]:
     """Run these CTAs of the launch, or clusters, and return what was recorded by its number. Where CTAs may
     wait for one another all run. Raises UnsupportedError for a launch that the check does not cover, and what
-    `run_ptx` raises."""
+    `run_observed` raises."""
     kernel, size = module.kernels[request.entry], 1
     if is_clustered(kernel, request.cluster, request.preferred_cluster):
         if request.preferred_cluster not in (None, request.cluster):
@@ -111,23 +111,9 @@ def record(
             recorders[cta.cluster.place.ctas[0]] = recorder
         return recorder
 
-    run_ptx(
-        module,
-        request.entry,
-        request.grid,
-        request.block,
-        request.params,
-        request.shared_bytes,
-        memory=memory,
-        threads=1,
-        registers=request.registers,
-        cluster=request.cluster,
-        preferred_cluster=request.preferred_cluster,
-        checker=begin,
-        path=True,
-        only=None if ctas_communicate(kernel) else parts,
-    )
-    if ctas_communicate(kernel):
+    together = ctas_communicate(kernel)
+    run_observed(module, request, memory, begin, None if together else parts)
+    if together:
         ordered = sorted(recorders)
         return {ordered[part]: recorders[ordered[part]] for part in parts}
     return recorders

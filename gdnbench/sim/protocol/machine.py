@@ -63,7 +63,7 @@ class Machine:
             except Fault as fault:
                 raise ValueError(f"event {number} ({event.text}) of the run {fault}") from None
             if stepped is None:
-                raise ValueError(f"event {number} ({event.text}) of the run waits for what comes later")
+                raise ValueError(f"event {number} ({event.text}) of the run waits for an event behind it")
             state, met = stepped
             found.append(met)
             for _, at in self.acts[number]:

@@ -245,8 +245,7 @@ class ProtocolRecorder(PathObserver):
         """The threads of a barrier of the whole CTA."""
         if len(self._ctas[warp.rank].barriers.live) < self._warps:
             raise UnsupportedError("all orders of a kernel whose warps exit before a barrier of the CTA")
-        if (warp.exists & ~lanes).any():
-            raise UnsupportedError("all orders of a kernel in which some lanes of a warp arrive at a barrier")
+        _check_whole(warp, lanes)
         return LANES * self._warps
 
     def _arrivals(self, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]) -> list[Act]:
@@ -283,16 +282,19 @@ class ProtocolRecorder(PathObserver):
     ) -> None:
         number = f"barrier {_number(sources, lanes)}" + (f", rank {warp.rank}" if self._size > 1 else "")
         if not isinstance(previous, BarrierWait):
-            if (warp.exists & ~lanes).any():
-                raise UnsupportedError(
-                    "all orders of a kernel in which some lanes of a warp arrive at a barrier"
-                )
+            _check_whole(warp, lanes)
             given = sources[1:-1] if ins.form.sync is Sync.BARRIER_REDUCE else sources[1:]
             threads = uniform_value(given[0], lanes, "the threads") & _WORD if given else None
             size = self._all(warp, lanes) if threads is None else threads
             self._add(warp, ins, Act(Kind.JOIN, number, LANES, size), note=" (arrives)")
         if ins.form.sync is not Sync.BARRIER_ARRIVE and not isinstance(results, Wait):
             self._add(warp, ins, Act(Kind.LEAVE, number), note=" (goes on)")
+
+
+def _check_whole(warp: Warp, lanes: Lanes) -> None:
+    """Raises UnsupportedError unless all lanes of the warp arrive."""
+    if (warp.exists & ~lanes).any():
+        raise UnsupportedError("all orders of a kernel in which some lanes of a warp arrive at a barrier")
 
 
 def _shared(address: int) -> Shared:

@@ -191,6 +191,18 @@ MASKS = {
 }  # fmt: skip
 
 
+def expected_by(mask: int, count: int) -> str:
+    """`%q`: whether the CTA is of the mask. Those that are expect `count` bytes, before any CTA goes on."""
+    return f"""fence.proxy.async.shared::cta;
+mov.b32 %r4, {mask};
+shr.u32 %r4, %r4, %rank;
+and.b32 %r4, %r4, 1;
+setp.eq.u32 %q, %r4, 1;
+and.pred %p, %q, %one;
+@%p mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [full], {count};
+{SYNC}"""
+
+
 def multicasts(size: int) -> MicroKernel:
     """Bulk copies to the CTAs of a mask; the others' bytes and mbarriers stay as they are."""
     asked = Questions()
@@ -198,14 +210,7 @@ def multicasts(size: int) -> MicroKernel:
     for number, (issuer, mask, count, source, target) in enumerate(MASKS[size]):
         clear(asked, 8)
         asked.add(
-            f"""fence.proxy.async.shared::cta;
-mov.b32 %r4, {mask};
-shr.u32 %r4, %r4, %rank;
-and.b32 %r4, %r4, 1;
-setp.eq.u32 %q, %r4, 1;
-and.pred %p, %q, %one;
-@%p mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [full], {count};
-{SYNC}
+            f"""{expected_by(mask, count)}
 setp.eq.and.u32 %p, %rank, {issuer}, %one;
 add.u64 %d0, %x, {source};
 add.u32 %r12, %buf, {target};
@@ -261,14 +266,7 @@ def tensor_multicasts(tiles: Tiles) -> MicroKernel:
     for number, (issuer, mask, at) in enumerate(tiles.boxes):
         clear(asked, words)
         asked.add(
-            f"""fence.proxy.async.shared::cta;
-mov.b32 %r4, {mask};
-shr.u32 %r4, %r4, %rank;
-and.b32 %r4, %r4, 1;
-setp.eq.u32 %q, %r4, 1;
-and.pred %p, %q, %one;
-@%p mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [full], {count};
-{SYNC}
+            f"""{expected_by(mask, count)}
 setp.eq.u32 %p, %rank, {issuer};
 @!%p bra T{number}_SENT;
 elect.sync _|%p, -1;
