@@ -57,10 +57,10 @@ class Verdict(Enum):
 @dataclass(frozen=True, slots=True)
 class Checked:
     """`broken` is a wrong order, and no other is shorter if it is `shortest`. One continuation of it ends
-    with `then`, or regularly if that is None. `why` gives the reason of a verdict that is not proved. The waits
-    `drains` can pass early, which changes nothing. If `broken` is a drain, `exposed` are the landings and
-    arrivals at mbarriers of a CTA that can come after it has ended. Those in `late` have a later commit of
-    their warp before its end, so that only the arrival itself could be late."""
+    with `then`, or regularly if that is None. `why` gives the reason of a verdict that is not proved. The
+    waits `drains` can pass early, which changes nothing. If `broken` is a drain, `exposed` are the landings
+    and arrivals at mbarriers of a CTA that can come after it has ended. Those in `late` have a later commit
+    of their warp before its end, so that only the arrival itself could be late."""
 
     verdict: Verdict
     events: int
