@@ -320,7 +320,8 @@ def page(kept: Mapping[str, Sequence[decode.Timed]], op: str = OP) -> str:
         " [timings.json](timings.json), how times are taken in [docs/timing.md](../../docs/timing.md)."
         " Launches are cold: each has buffers of its own, and more than 512 MB pass through L2 before they"
         " are used again. us are medians of rounds; a speed-up is a kernel's time over that of the first"
-        " one in its rows, with its 99 % interval; TB/s are the bytes that a call has to move over its time. Outputs"
+        " one in its rows, with its 99 % interval; TB/s are the bytes that a call has to move over its"
+        " time. Outputs"
         f" are held to fp64 on the GPU, at most {BOUND:g} times the error of the same roundings in torch.",
     ]
     for name, timings in kept.items():
