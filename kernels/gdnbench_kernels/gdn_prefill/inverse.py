@@ -55,6 +55,7 @@ import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 from cutlass.cute.nvgpu import warp as warp_ops
 
+from gdnbench_kernels import hopper
 from gdnbench_kernels.plan import WARP, Buffer
 
 SIZE = 64
@@ -87,9 +88,11 @@ class Scratch:
     s_blocks: cute.Tensor  # (row, column, part)
     s_diagonal: cute.Tensor  # (row, column, block), rows padded to PITCH
     parts: int
+    packed: bool = True
+    """Whether the GPU multiplies and adds two floats with one instruction."""
 
     @staticmethod
-    def allocate(smem: Any, split: bool = False, align: int = 128) -> Scratch:
+    def allocate(smem: Any, split: bool = False, align: int = 128, packed: bool = True) -> Scratch:
         """Allocate in the order of `buffers(split, align)`."""
         blocks, diagonal = buffers(split, align)
         s_blocks = smem.allocate_tensor(
@@ -101,7 +104,7 @@ class Scratch:
         s_diagonal = smem.allocate_tensor(
             cutlass.Float32, cute.make_layout((PITCH, BLOCK, WARPS)), diagonal.align
         )
-        return Scratch(s_blocks, s_diagonal, blocks.stages)
+        return Scratch(s_blocks, s_diagonal, blocks.stages, packed)
 
 
 @cute.jit
@@ -127,7 +130,7 @@ def invert(
             _scatter_negated(r_rows[None, warp], s_diagonal, lane)
             for column in cutlass.range_constexpr(warp):
                 _publish(_rounded(r_rows[None, column], scratch.parts), scratch, warp, column, lane)
-    r_diagonal = _invert_diagonal(s_diagonal, lane)
+    r_diagonal = _invert_diagonal(s_diagonal, lane, scratch.packed)
     for warp in cutlass.range_constexpr(WARPS):
         if warp_in_group == warp:
             _merge(r_rows, r_diagonal, scratch, warp, lane, barrier)
@@ -140,7 +143,7 @@ def _scatter_negated(r_block: cute.Tensor, s_block: cute.Tensor, lane: cutlass.I
 
 
 @cute.jit
-def _invert_diagonal(s_block: cute.Tensor, lane: cutlass.Int32) -> cute.Tensor:
+def _invert_diagonal(s_block: cute.Tensor, lane: cutlass.Int32, packed: cutlass.Constexpr) -> cute.Tensor:
     """The fragment of (I + B)^-1, for the strictly lower -B in `s_block`; each warp computes its own."""
     # Lanes 16..31 repeat the work of lanes 0..15 and store nothing.
     mine = lane % BLOCK
@@ -155,9 +158,14 @@ def _invert_diagonal(s_block: cute.Tensor, lane: cutlass.Int32) -> cute.Tensor:
             cute.autovec_copy(s_quad, cute.local_tile(r_column, (QUAD,), (quad,)))
         # Rows in pairs: the first may be row j itself, where B is 0.
         for i in cutlass.range_constexpr((j + 1) // 2 * 2, BLOCK, 2):
-            r_x[i], r_x[i + 1] = cute.arch.fma_packed_f32x2(
-                (r_column[i], r_column[i + 1]), (r_x[j], r_x[j]), (r_x[i], r_x[i + 1])
-            )
+            if cutlass.const_expr(packed):
+                r_x[i], r_x[i + 1] = cute.arch.fma_packed_f32x2(
+                    (r_column[i], r_column[i + 1]), (r_x[j], r_x[j]), (r_x[i], r_x[i + 1])
+                )
+            else:
+                if cutlass.const_expr(i > j):
+                    r_x[i] = hopper.fma(r_column[i], r_x[j], r_x[i])
+                r_x[i + 1] = hopper.fma(r_column[i + 1], r_x[j], r_x[i + 1])
     cute.arch.sync_warp()
     if lane < BLOCK:
         cute.autovec_copy(r_x, cute.local_tile(s_block[None, mine], (BLOCK,), (0,)))
