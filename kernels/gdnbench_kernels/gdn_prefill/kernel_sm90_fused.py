@@ -27,6 +27,8 @@ class FusedSm90(ChunkFused):
     2."""
 
     tuning: Tuning = Tuning()  # noqa: RUF009 - it is frozen
+    maps = False
+    """Whether a work may be rows of M of a segment: see sm90_segments.py."""
 
     @cute.jit
     def __call__(

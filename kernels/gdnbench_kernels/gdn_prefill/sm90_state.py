@@ -96,7 +96,7 @@ def recurrence(
         for half in cutlass.range_constexpr(2):
             registers.round_half(half)
         for i in cutlass.range(work.chunks, unroll=1):
-            chunk(kernel, pipelines, shared, registers, done + i, group, warp, scale)
+            chunk(kernel, pipelines, shared, registers, work, done + i, group, warp, scale)
         done = done + work.chunks
         states.store(Rows(first, warp, cute.arch.lane_idx()), work, registers.s)
     if cutlass.const_expr(kernel.outputs):
@@ -110,12 +110,13 @@ def chunk(
     pipelines: Pipelines,
     shared: Shared,
     registers: Registers,
+    work: Any,
     turn: cutlass.Int32,
     group: cutlass.Int32,
     warp: cutlass.Int32,
     scale: cutlass.Float32,
 ) -> None:
-    """Update S by chunk `turn` of the CTA."""
+    """Update S by chunk `turn` of the CTA, which is one of `work`. Of a map V counts as 0."""
     tuning, outputs = kernel.tuning, kernel.outputs
     lane = cute.arch.lane_idx()
     offset = Lane(warp, lane)
@@ -136,6 +137,10 @@ def chunk(
         for pair in range(CHUNK // 16)
         for word in hopper.load_transposed(address_of(shared.v, v.index, group) + offset.by_token(pair))
     ]
+    if cutlass.const_expr(kernel.maps):
+        values = [
+            tuple(F32(cutlass.select_(work.is_map, F32(0.0), value)) for value in pair) for pair in values
+        ]
     # The next V is written through the async proxy: order this thread's reads before it.
     cute.arch.fence_proxy("async.shared", space="cta")
     pipelines.v.consumer_release(v)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a call is divided among the CTAs of an SM90: by slices of the rows of a state, and by segments of the
+sequences. The plan whose expected time is shortest.
+
+A plan depends on shapes alone: T tokens, N sequences, Hv value heads and the number of SMs. Lengths are
+values, so sequences are taken to be equally long. Only the tokens of a segment change bits.
+"""  # SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gdnbench_kernels.chunks import segment_bound
+from gdnbench_kernels.gdn_prefill.sizes import CHUNK
+
+SLICES = (1, 2)
+CHUNK_US = {1: 3.0, 2: 2.2}
+"""Microseconds of a chunk in a CTA that has all rows of a value head, or half of them."""
+TRANSFER_US = {1: 2.4, 2: 1.9}
+"""The same without outputs."""
+LAUNCH_US = 8.0
+"""Of a launch: until its CTAs have their first chunks, and the last state's way to memory."""
+SCAN_US, STEP_US, STATE_US = 4.0, 1.3, 0.02
+"""Of the scan: once, of a step, and of each state in a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutPlan:
+    """Slices of the rows of a state, the tokens of a segment if sequences are cut, and the microseconds that
+    the call is expected to take."""
+
+    slices: int
+    segment: int | None
+    us: float
+
+
+def plan_of(tokens: int, sequences: int, value_heads: int, sms: int) -> CutPlan:
+    """The plan of a call of T tokens; sequences, value_heads and sms are at least 1."""
+    return min(plans(tokens, sequences, value_heads, sms), key=lambda plan: plan.us)
+
+
+def plans(tokens: int, sequences: int, value_heads: int, sms: int) -> Iterator[CutPlan]:
+    """All that a call can have, those without segments first: of plans that cost the same, the first is
+    best."""
+    chunks = _ceil(_ceil(tokens, sequences), CHUNK)
+    for slices in SLICES:
+        rounds = _ceil(sequences * value_heads * slices, sms)
+        yield CutPlan(slices, None, LAUNCH_US + rounds * chunks * CHUNK_US[slices])
+    for length in dict.fromkeys(_ceil(chunks, count) for count in range(2, chunks + 1)):
+        segment = CHUNK * length
+        if segment >= tokens:  # nothing to cut
+            continue
+        for slices in SLICES:
+            us = _cut_us(
+                segment_bound(tokens, sequences, segment), length, sequences, value_heads, slices, sms
+            )
+            yield CutPlan(slices, segment, us)
+
+
+def _cut_us(segments: int, length: int, sequences: int, value_heads: int, slices: int, sms: int) -> float:
+    """B and M, the scan, the segments."""
+    followed = max(1, segments - sequences)  # of which the first of each sequence has no M
+    ctas = (followed + max(0, followed - sequences)) * value_heads * slices
+    transfer = LAUNCH_US + _ceil(ctas, sms) * length * TRANSFER_US[slices]
+    steps = max(0, _ceil(segments, sequences) - 2)
+    scan = SCAN_US + steps * (STEP_US + STATE_US * sequences * value_heads)
+    outputs = LAUNCH_US + _ceil(segments * value_heads * slices, sms) * length * CHUNK_US[slices]
+    return transfer + scan + outputs
+
+
+def _ceil(count: int, step: int) -> int:
+    return -(-count // step)
