@@ -15,11 +15,11 @@ from gdnbench_kernels.chunks import segment_bound
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
 
 SLICES = (1, 2)
-CHUNK_US = {1: 3.0, 2: 2.2}
+CHUNK_US = {1: 2.4, 2: 1.3}
 """Microseconds of a chunk in a CTA that has all rows of a value head, or half of them."""
-TRANSFER_US = {1: 2.4, 2: 1.9}
+TRANSFER_US = {1: 1.7, 2: 1.05}
 """The same without outputs."""
-LAUNCH_US = 8.0
+LAUNCH_US = 5.5
 """Of a launch: until its CTAs have their first chunks, and the last state's way to memory."""
 SCAN_US, STEP_US, STATE_US = 4.0, 1.3, 0.02
 """Of the scan: once, of a step, and of each state in a step."""
