@@ -154,6 +154,14 @@ KERNELS = {
         devices=("sim", "cuda"),
         meaning="sm100, sm100_fused or sm100_fused_cp, by the call's shapes",
     ),
+    "sm90": KernelEntry(
+        "gdnbench_kernels.gdn_prefill.sm90:sm90",
+        {OFFSETS_DTYPE.name: ("int32",)},
+        devices=("sim", "cuda"),
+        meaning="one wgmma kernel for SM90 in CuTe DSL, without stages; another build where beta_max is 2",
+        sources="gdnbench_kernels.gdn_prefill.sm90_sources:sm90_sources",
+        archs=("sm_90a",),
+    ),
     "fla": KernelEntry(
         "gdnbench_kernels.gdn_prefill.fla:fla",
         {STATE_LAYOUT.name: ("KV",), QK.name: QK.values},
