@@ -39,9 +39,9 @@ class Tuning:
     values: int = 2
     squares: int = 3
     outputs: int = 2
-    state_registers: int = 208
+    state_registers: int = 224
     invert_registers: int = 128
-    other_registers: int = 40
+    other_registers: int = 32
 
     def __post_init__(self) -> None:
         if self.slices not in (1, GROUPS):
@@ -70,8 +70,8 @@ WIDE = Tuning(
     inverters=1,
     squares=2,
     state_registers=184,
-    invert_registers=104,
-    other_registers=40,
+    invert_registers=112,
+    other_registers=32,
 )
 """For CTAs that have all rows of a value head."""
 

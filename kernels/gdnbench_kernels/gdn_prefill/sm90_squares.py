@@ -50,16 +50,19 @@ def invert(
             queries = hopper.descriptor(address_of(shared.q, k.index))
             qk = hopper.product(None, (queries, KEY_STEPS), (keys, KEY_STEPS))
         pipelines.gate.consumer_wait(gate)
-        factors = factors_of(shared.gate[Row.G_CU, None, gate.index], warp, lane)
-        r_beta = [shared.gate[Row.BETA, triangle.fragment_row(warp, lane, half), gate.index] for half in (0, 1)]
         kkt, qk = hopper.wait(0, [kkt, qk])
         pipelines.k.consumer_release(k)
+        factors = factors_of(shared.gate[Row.G_CU, None, gate.index], warp, lane)
+        r_beta = [shared.gate[Row.BETA, triangle.fragment_row(warp, lane, half), gate.index] for half in (0, 1)]
         squares = blackwell.Turn.producer(turn, tuning.squares)
         offset = Lane(warp, lane)
         p = []
         if cutlass.const_expr(outputs):
             pipelines.q.consumer_release(k)
             p = hopper.quads_of([hopper.mul(value, factor) for value, factor in zip(qk, factors, strict=True)])
+        pipelines.squares.producer_acquire(squares)
+        for pair, quad in enumerate(p):
+            hopper.store_matrices(address_of(shared.p, squares.index) + offset.by_row(pair), quad)
         r_a = cute.make_rmem_tensor(CHUNK // 2, F32)
         form_a(r_a, kkt, factors, r_beta, warp, lane)
         inverse.invert(r_a, scratch, warp, lane, together)
@@ -67,11 +70,9 @@ def invert(
         r_scale = column_values(shared.gate[Row.BETA, None, gate.index], lane)
         scaled = [hopper.mul(r_a[at], r_scale[at // 4 * 2 + at % 2]) for at in range(CHUNK // 2)]
         aib = hopper.quads_of(scaled)
-        pipelines.squares.producer_acquire(squares)
+        offset = Lane(warp, lane)
         for pair, quad in enumerate(aib):
             hopper.store_matrices(address_of(shared.aib, squares.index) + offset.by_row(pair), quad)
-        for pair, quad in enumerate(p):
-            hopper.store_matrices(address_of(shared.p, squares.index) + offset.by_row(pair), quad)
         cute.arch.fence_proxy("async.shared", space="cta")
         pipelines.squares.producer_commit(squares)
         pipelines.gate.consumer_release(gate)

@@ -21,14 +21,15 @@ import cutlass.cute as cute
 from gdnbench_kernels import blackwell, hopper
 from gdnbench_kernels.gdn_prefill.fused_plan import Row
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
-from gdnbench_kernels.gdn_prefill.sm90_plan import GATES, GROUP_ROWS, GROUP_WARPS, Tuning
+from gdnbench_kernels.gdn_prefill.sm90_plan import GATES, GROUP_WARPS
 from gdnbench_kernels.gdn_prefill.sm90_squares import KEY_STEPS, column_values
 from gdnbench_kernels.gdn_prefill.sm90_tiles import Lane, Pipelines, Rows, Shared, address_of
-from gdnbench_kernels.plan import WARP
 
 F32, I32 = cutlass.Float32, cutlass.Int32
 VALUES = CHUNK // 2
 """A thread's elements of 64 columns."""
+TOKENS = CHUNK // 4
+"""A thread's tokens: 8 n + 2 (lane % 4) and + 1."""
 SQUARE_STEPS = hopper.columns_from(CHUNK, CHUNK // hopper.STEP)
 TOKEN_STEPS = hopper.rows_from(CHUNK // hopper.STEP)
 BLOCK_BYTES = 128 * CHUNK
@@ -37,38 +38,43 @@ BLOCK_BYTES = 128 * CHUNK
 
 @dataclass(frozen=True)
 class Registers:
-    """What a thread keeps from turn to turn."""
+    """A thread's elements, all in the order of hopper.py. From turn to turn stay S, V_new, Q S^T and exp(g_cu)
+    of its tokens."""
 
-    s: cute.Tensor  # S in f32
-    left: cute.Tensor  # its rounding, as a left operand
-    o: cute.Tensor  # o of the chunk before, in flight
+    s: cute.Tensor
+    left: cute.Tensor  # S, rounded, as a left operand
+    v_new: cute.Tensor
+    qs: cute.Tensor
+    decays: cute.Tensor
+    rest: cute.Tensor
 
     @staticmethod
     def create() -> Registers:
-        made = Registers(
-            cute.make_rmem_tensor(HEAD_DIM // 2, F32),
-            cute.make_rmem_tensor(HEAD_DIM // 4, I32),
-            cute.make_rmem_tensor(VALUES, F32),
-        )
-        made.o.fill(0.0)
-        return made
+        counts = (HEAD_DIM // 2, HEAD_DIM // 4, VALUES, VALUES, TOKENS, TOKENS)
+        dtypes = (F32, I32, F32, F32, F32, F32)
+        return Registers(*(cute.make_rmem_tensor(n, kind) for n, kind in zip(counts, dtypes, strict=True)))
 
     def round_half(self, half: int) -> None:
-        words = [word for quad in hopper.quads_of(self.half(half)) for word in quad]
-        for at, word in enumerate(words):
-            self.left[len(words) * half + at] = word
-
-    def half(self, half: int) -> list[Any]:
-        return [self.s[VALUES * half + at] for at in range(VALUES)]
+        words = [word for quad in hopper.quads_of(values_of(self.s, VALUES * half, VALUES)) for word in quad]
+        put(self.left, words, len(words) * half)
 
     def quads(self) -> list[hopper.Quad]:
-        words = [self.left[at] for at in range(HEAD_DIM // 4)]
+        words = values_of(self.left)
         return [(words[at], words[at + 1], words[at + 2], words[at + 3]) for at in range(0, len(words), 4)]
+
+
+def values_of(r_values: cute.Tensor, first: int = 0, count: int | None = None) -> list[Any]:
+    return [r_values[first + at] for at in range(cute.size(r_values) if count is None else count)]
 
 
 def put(r_values: cute.Tensor, values: list[Any], first: int = 0) -> None:
     for at, value in enumerate(values):
         r_values[first + at] = value
+
+
+def of_token(values: Any, at: int) -> Any:
+    """The one of a thread's tokens' numbers that belongs to its element `at`."""
+    return values[at // 4 * 2 + at % 2]
 
 
 @cute.jit
@@ -82,7 +88,6 @@ def recurrence(
 ) -> None:
     """Compute the states of each work of the CTA from the initial to the final one, which `states` loads and
     stores. o of a chunk is stored while the next chunk's products run."""
-    tuning = kernel.tuning
     warps = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     group, warp = warps // GROUP_WARPS, warps % GROUP_WARPS
     registers = Registers.create()
@@ -93,128 +98,131 @@ def recurrence(
         work = kernel.work(cuts, number)
         first = kernel.first_row(work, group)
         states.load(Rows(first, warp, cute.arch.lane_idx()), work, registers.s)
-        for half in cutlass.range_constexpr(2):
-            registers.round_half(half)
-        for i in cutlass.range(work.chunks, unroll=1):
-            chunk(kernel, pipelines, shared, registers, work, done + i, group, warp, scale)
+        if work.chunks > 0:
+            for half in cutlass.range_constexpr(2):
+                registers.round_half(half)
+            read(kernel, pipelines, shared, registers, work, done, group, warp, None, scale)
+            for i in cutlass.range(work.chunks - 1, unroll=1):
+                turn = done + i
+                o = update(kernel, pipelines, shared, registers, turn)
+                read(kernel, pipelines, shared, registers, work, turn + 1, group, warp, o, scale)
+            o = update(kernel, pipelines, shared, registers, done + work.chunks - 1)
+            if cutlass.const_expr(kernel.outputs):
+                store_o(kernel, pipelines, shared, o, done + work.chunks - 1, 0, group, warp, scale)
         done = done + work.chunks
         states.store(Rows(first, warp, cute.arch.lane_idx()), work, registers.s)
     if cutlass.const_expr(kernel.outputs):
-        store_o(pipelines, shared, registers, done, group, Lane(warp, cute.arch.lane_idx()), scale, 0, tuning)
         pipelines.o.producer_tail_after(done)
 
 
-@cute.jit
-def chunk(
-    kernel: cutlass.Constexpr,
+def read(
+    kernel: Any,
     pipelines: Pipelines,
     shared: Shared,
     registers: Registers,
     work: Any,
-    turn: cutlass.Int32,
-    group: cutlass.Int32,
-    warp: cutlass.Int32,
-    scale: cutlass.Float32,
+    turn: Any,
+    group: Any,
+    warp: Any,
+    before: list[Any] | None,
+    scale: Any,
 ) -> None:
-    """Update S by chunk `turn` of the CTA, which is one of `work`. Of a map V counts as 0."""
-    tuning, outputs = kernel.tuning, kernel.outputs
-    lane = cute.arch.lane_idx()
-    offset = Lane(warp, lane)
+    """Products 3 to 5 of chunk `turn`, which is one of `work`: of a map V counts as 0. `before` is o of the
+    chunk before, in flight, which is stored."""
+    tuning, lane = kernel.tuning, cute.arch.lane_idx()
     k, gate = blackwell.Turn.consumer(turn, tuning.keys), blackwell.Turn.consumer(turn, GATES)
     v, squares = blackwell.Turn.consumer(turn, tuning.values), blackwell.Turn.consumer(turn, tuning.squares)
     left = registers.quads()
-    keys = address_of(shared.k, k.index)
     pipelines.k.consumer_wait(k)
-    ks = hopper.product(None, left, (hopper.descriptor(keys), KEY_STEPS))
+    ks = hopper.product(None, left, (hopper.descriptor(address_of(shared.k, k.index)), KEY_STEPS))
     qs: list[Any] = []
-    if cutlass.const_expr(outputs):
-        store_o(pipelines, shared, registers, turn, group, offset, scale, 1, tuning)
+    if kernel.outputs:
+        if before is not None:
+            store_o(kernel, pipelines, shared, before, turn - 1, 1, group, warp, scale)
         pipelines.q.consumer_wait(k)
         qs = hopper.product(None, left, (hopper.descriptor(address_of(shared.q, k.index)), KEY_STEPS))
     pipelines.v.consumer_wait(v)
-    values = [
-        hopper.widened(word)
+    tokens = Lane(warp, lane)
+    words = [
+        word
         for pair in range(CHUNK // 16)
-        for word in hopper.load_transposed(address_of(shared.v, v.index, group) + offset.by_token(pair))
+        for word in hopper.load_transposed(address_of(shared.v, v.index, group) + tokens.by_token(pair))
     ]
-    if cutlass.const_expr(kernel.maps):
-        values = [
-            tuple(F32(cutlass.select_(work.is_map, F32(0.0), value)) for value in pair) for pair in values
-        ]
+    if kernel.maps:
+        words = [I32(cutlass.select_(work.is_map, I32(0), word)) for word in words]
     # The next V is written through the async proxy: order this thread's reads before it.
     cute.arch.fence_proxy("async.shared", space="cta")
     pipelines.v.consumer_release(v)
     pipelines.gate.consumer_wait(gate)
     decays = column_values(shared.gate[Row.DECAY, None, gate.index], lane)
-    rest = column_values(shared.gate[Row.REST, None, gate.index], lane)
     # Past the end of a sequence the sums are its last token's.
     factor = shared.gate[Row.DECAY, CHUNK - 1, gate.index]
-    pipelines.gate.consumer_release(gate)
-    (ks,) = hopper.wait(int(outputs), [ks])
-    x = [
-        hopper.fma(-decays[at // 4 * 2 + at % 2], ks[at], values[at // 2][at % 2]) for at in range(VALUES)
-    ]
-    x_quads = hopper.quads_of(x)
+    (ks,) = hopper.wait(int(kernel.outputs), [ks])
+    values = [value for word in words for value in hopper.widened(word)]
+    x = hopper.quads_of([hopper.fma(-of_token(decays, at), ks[at], values[at]) for at in range(VALUES)])
     pipelines.squares.consumer_wait(squares)
     aib = hopper.descriptor(address_of(shared.aib, squares.index))
-    v_new = hopper.product(None, x_quads, (aib, SQUARE_STEPS))
-    decayed = [hopper.mul(registers.s[at], factor) for at in range(HEAD_DIM // 2)]
-    v_new, qs = hopper.wait(0, [v_new, qs], x_quads, left)
-    if cutlass.const_expr(outputs):
+    v_new = hopper.product(None, x, (aib, SQUARE_STEPS))
+    put(registers.decays, decays)
+    put(registers.rest, column_values(shared.gate[Row.REST, None, gate.index], lane))
+    pipelines.gate.consumer_release(gate)
+    put(registers.s, [hopper.mul(value, factor) for value in values_of(registers.s)])
+    v_new, qs = hopper.wait(0, [v_new, qs], x, left)
+    put(registers.v_new, v_new)
+    if kernel.outputs:
+        put(registers.qs, qs)
         pipelines.q.consumer_release(k)
-    added = hopper.quads_of([hopper.mul(v_new[at], rest[at // 4 * 2 + at % 2]) for at in range(VALUES)])
-    halves = [
-        hopper.product(
-            decayed[VALUES * half : VALUES * (half + 1)],
-            added,
-            (hopper.descriptor(keys + BLOCK_BYTES * half), TOKEN_STEPS),
-            transposed=True,
-        )
-        for half in range(2)
-    ]
+
+
+def update(kernel: Any, pipelines: Pipelines, shared: Shared, registers: Registers, turn: Any) -> list[Any]:
+    """Products 6 and 7 of chunk `turn`; returns o, in flight."""
+    tuning, outputs = kernel.tuning, kernel.outputs
+    k, squares = blackwell.Turn.consumer(turn, tuning.keys), blackwell.Turn.consumer(turn, tuning.squares)
+    v_new, s = values_of(registers.v_new), values_of(registers.s)
+    added = hopper.quads_of([hopper.mul(v_new[at], of_token(registers.rest, at)) for at in range(VALUES)])
+    keys = address_of(shared.k, k.index)
+    halves = []
+    for half in range(2):
+        part, at = s[VALUES * half : VALUES * (half + 1)], hopper.descriptor(keys + BLOCK_BYTES * half)
+        halves.append(hopper.product(part, added, (at, TOKEN_STEPS), transposed=True))
     o: list[Any] = []
     own: list[hopper.Quad] = []
-    if cutlass.const_expr(outputs):
+    if outputs:
         own = hopper.quads_of(v_new)
-        read = [hopper.mul(qs[at], decays[at // 4 * 2 + at % 2]) for at in range(VALUES)]
+        read_q = [hopper.mul(registers.qs[at], of_token(registers.decays, at)) for at in range(VALUES)]
         p = hopper.descriptor(address_of(shared.p, squares.index))
-        o = hopper.product(read, own, (p, SQUARE_STEPS))
-    for half in cutlass.range_constexpr(2):
+        o = hopper.product(read_q, own, (p, SQUARE_STEPS))
+    for half in range(2):
         (found,) = hopper.wait(1 - half + int(outputs), [halves[half]], *([added] if half else []))
         put(registers.s, found, VALUES * half)
         registers.round_half(half)
     pipelines.k.consumer_release(k)
-    if cutlass.const_expr(outputs):
-        put(registers.o, o)
-    else:
+    if not outputs:
         pipelines.squares.consumer_release(squares)
+    return o
 
 
-@cute.jit
 def store_o(
+    kernel: Any,
     pipelines: Pipelines,
     shared: Shared,
-    registers: Registers,
-    turn: cutlass.Int32,
-    group: cutlass.Int32,
-    offset: Lane,
-    scale: cutlass.Float32,
-    pending: cutlass.Constexpr,
-    tuning: cutlass.Constexpr,
+    o: list[Any],
+    turn: Any,
+    pending: int,
+    group: Any,
+    warp: Any,
+    scale: Any,
 ) -> None:
-    """Hand over o of the chunk before `turn`, once its product is complete: all but `pending` groups. Before
-    the first chunk there is none: what is written is not handed over."""
-    (o,) = hopper.wait(pending, [[registers.o[at] for at in range(VALUES)]])
-    before = turn - 1
-    squares = blackwell.Turn.consumer(before, tuning.squares)
-    stage = blackwell.Turn.producer(before, tuning.outputs)
+    """Hand over o of chunk `turn`, once its product is complete: all but `pending` groups."""
+    (o,) = hopper.wait(pending, [o])
+    squares = blackwell.Turn.consumer(turn, kernel.tuning.squares)
+    stage = blackwell.Turn.producer(turn, kernel.tuning.outputs)
+    pipelines.squares.consumer_release(squares)
     quads = hopper.quads_of([hopper.mul(value, scale) for value in o])
-    if turn > 0:
-        pipelines.squares.consumer_release(squares)
-        pipelines.o.producer_acquire(stage)
-        for pair, quad in enumerate(quads):
-            hopper.store_matrices(
-                address_of(shared.o, stage.index, group) + offset.by_token(pair), quad, transposed=True
-            )
-        cute.arch.fence_proxy("async.shared", space="cta")
-        pipelines.o.producer_commit(stage)
+    tokens = Lane(warp, cute.arch.lane_idx())
+    pipelines.o.producer_acquire(stage)
+    for pair, quad in enumerate(quads):
+        address = address_of(shared.o, stage.index, group) + tokens.by_token(pair)
+        hopper.store_matrices(address, quad, transposed=True)
+    cute.arch.fence_proxy("async.shared", space="cta")
+    pipelines.o.producer_commit(stage)
