@@ -15,9 +15,9 @@ from gdnbench_kernels.chunks import segment_bound
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
 
 SLICES = (1, 2)
-CHUNK_US = {1: 2.4, 2: 1.3}
+CHUNK_US = {1: 1.9, 2: 1.3}
 """Microseconds of a chunk in a CTA that has all rows of a value head, or half of them."""
-TRANSFER_US = {1: 1.7, 2: 1.05}
+TRANSFER_US = {1: 1.5, 2: 1.05}
 """The same without outputs."""
 LAUNCH_US = 5.5
 """Of a launch: until its CTAs have their first chunks, and the last state's way to memory."""
