@@ -15,7 +15,15 @@ from gdnbench_kernels.gdn_prefill import sm90_squares, sm90_state
 from gdnbench_kernels.gdn_prefill.kernel_sm100_fused import ChunkFused, is_tail
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.gdn_prefill.sm90_plan import GROUP_ROWS, GROUP_WARPS, Tuning, planned, roles_of
-from gdnbench_kernels.gdn_prefill.sm90_tiles import Pipelines, Shared, SliceTile, States, Tma, scratch_of
+from gdnbench_kernels.gdn_prefill.sm90_tiles import (
+    Pipelines,
+    Shared,
+    SliceTile,
+    States,
+    Tma,
+    allocate_scratch,
+    scratch_of_group,
+)
 from gdnbench_kernels.plan import WARP, KernelPlan
 
 BF16 = cutlass.BFloat16
@@ -69,7 +77,7 @@ class FusedSm90(ChunkFused):
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = cutlass.memory.SmemAllocator()
         shared = Shared.allocate(plan, smem)
-        scratch = scratch_of(plan, smem, self.split)
+        scratch = allocate_scratch(plan, smem, self.split)
         pipelines = Pipelines.allocate(plan, smem)
         blackwell.prefetch(tma.used(), warp == role.LOAD)
         blackwell.init_barriers(pipelines, warp == role.LOAD)
@@ -83,9 +91,8 @@ class FusedSm90(ChunkFused):
                 cute.arch.setmaxregister_increase(tuning.invert_registers)
             else:
                 cute.arch.setmaxregister_decrease(tuning.invert_registers)
-            for group in cutlass.range_constexpr(tuning.inverters):
-                if warp // GROUP_WARPS == role.INVERT // GROUP_WARPS + group:
-                    sm90_squares.invert(self, cuts, pipelines, shared, scratch[group], group)
+            group = (warp - role.INVERT) // GROUP_WARPS
+            sm90_squares.invert(self, cuts, pipelines, shared, scratch_of_group(scratch, group), group)
         else:
             cute.arch.setmaxregister_decrease(tuning.other_registers)
         if warp == role.GATE:
@@ -97,6 +104,8 @@ class FusedSm90(ChunkFused):
         if cutlass.const_expr(self.outputs):  # noqa: SIM102 - the other condition is one of run time
             if warp == role.STORE:
                 self.store_outputs(cuts, pipelines, shared, tma, o)
+
+    gate_unit = sm90_squares.LOG2
 
     @property
     def plan(self) -> KernelPlan:

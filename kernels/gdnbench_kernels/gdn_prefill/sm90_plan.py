@@ -35,9 +35,9 @@ class Tuning:
 
     slices: int = 2
     inverters: int = 2  # warpgroups of INVERT, which take chunks in turn
-    keys: int = 3  # stages of K and of Q
+    keys: int = 4  # stages of K and of Q
     values: int = 2
-    squares: int = 3
+    squares: int = 2
     outputs: int = 2
     state_registers: int = 224
     invert_registers: int = 128
@@ -48,6 +48,9 @@ class Tuning:
             raise ValueError(f"slices is 1 or {GROUPS}, not {self.slices}")
         if self.inverters not in (1, 2):
             raise ValueError(f"inverters is 1 or 2, not {self.inverters}")
+        if self.keys % self.inverters or self.squares % self.inverters:
+            # A warpgroup must see every phase of a stage's barrier, or it takes one for the next but one.
+            raise ValueError(f"two inverters need even stages, not {self.keys} of K and {self.squares} squares")
         total = (
             self.groups * self.state_registers + self.inverters * self.invert_registers + self.other_registers
         )
@@ -68,7 +71,7 @@ class Tuning:
 WIDE = Tuning(
     slices=1,
     inverters=1,
-    squares=2,
+    keys=3,
     state_registers=184,
     invert_registers=112,
     other_registers=32,

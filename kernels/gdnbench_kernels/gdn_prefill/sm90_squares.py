@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import cutlass
@@ -15,12 +16,14 @@ from gdnbench_kernels.gdn_prefill import inverse, triangle
 from gdnbench_kernels.gdn_prefill.fused_plan import Row
 from gdnbench_kernels.gdn_prefill.gate_scan import decay
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
-from gdnbench_kernels.gdn_prefill.sm90_plan import GATES, GROUP_WARPS, Barrier, Tuning
+from gdnbench_kernels.gdn_prefill.sm90_plan import GATES, GROUP_WARPS, Barrier
 from gdnbench_kernels.gdn_prefill.sm90_tiles import Lane, Pipelines, Shared, address_of
 from gdnbench_kernels.plan import WARP
-from gdnbench_kernels.swa_decode.sm90_ops import thread_in_role
 
 F32 = cutlass.Float32
+LOG2 = math.log(2)
+VALUES = CHUNK // 2
+"""A thread's elements of 64 columns."""
 KEY_STEPS = hopper.columns_from(CHUNK, HEAD_DIM // hopper.STEP)
 
 
@@ -31,16 +34,16 @@ def invert(
     pipelines: Pipelines,
     shared: Shared,
     scratch: inverse.Scratch,
-    group: cutlass.Constexpr,
+    group: cutlass.Int32,
 ) -> None:
     """Compute Ai beta and P of every chunk whose number is `group` modulo the number of warpgroups."""
     tuning, outputs = kernel.tuning, kernel.outputs
-    together = pipeline.NamedBarrier(barrier_id=Barrier.INVERT + group, num_threads=GROUP_WARPS * WARP)
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % GROUP_WARPS
+    together = pipeline.NamedBarrier(barrier_id=group + Barrier.INVERT, num_threads=GROUP_WARPS * WARP)
+    warps = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % GROUP_WARPS
     chunks = kernel.chunks(cuts)
     for turn in cutlass.range(group, chunks, tuning.inverters, unroll=1):
         gate, k = blackwell.Turn.consumer(turn, GATES), blackwell.Turn.consumer(turn, tuning.keys)
-        lane = blackwell.lane_of_turn(turn)
+        squares = blackwell.Turn.producer(turn, tuning.squares)
         pipelines.k.consumer_wait(k)
         keys = hopper.descriptor(address_of(shared.k, k.index))
         kkt = hopper.product(None, (keys, KEY_STEPS), (keys, KEY_STEPS))
@@ -50,35 +53,92 @@ def invert(
             queries = hopper.descriptor(address_of(shared.q, k.index))
             qk = hopper.product(None, (queries, KEY_STEPS), (keys, KEY_STEPS))
         pipelines.gate.consumer_wait(gate)
+        pipelines.squares.producer_acquire(squares)
         kkt, qk = hopper.wait(0, [kkt, qk])
         pipelines.k.consumer_release(k)
-        factors = factors_of(shared.gate[Row.G_CU, None, gate.index], warp, lane)
-        r_beta = [shared.gate[Row.BETA, triangle.fragment_row(warp, lane, half), gate.index] for half in (0, 1)]
-        squares = blackwell.Turn.producer(turn, tuning.squares)
-        offset = Lane(warp, lane)
-        p = []
         if cutlass.const_expr(outputs):
             pipelines.q.consumer_release(k)
-            p = hopper.quads_of([hopper.mul(value, factor) for value, factor in zip(qk, factors, strict=True)])
-        pipelines.squares.producer_acquire(squares)
-        for pair, quad in enumerate(p):
-            hopper.store_matrices(address_of(shared.p, squares.index) + offset.by_row(pair), quad)
-        r_a = cute.make_rmem_tensor(CHUNK // 2, F32)
-        form_a(r_a, kkt, factors, r_beta, warp, lane)
-        inverse.invert(r_a, scratch, warp, lane, together)
-        lane = blackwell.lane_of_turn(turn)
-        r_scale = column_values(shared.gate[Row.BETA, None, gate.index], lane)
-        scaled = [hopper.mul(r_a[at], r_scale[at // 4 * 2 + at % 2]) for at in range(CHUNK // 2)]
-        aib = hopper.quads_of(scaled)
-        offset = Lane(warp, lane)
-        for pair, quad in enumerate(aib):
-            hopper.store_matrices(address_of(shared.aib, squares.index) + offset.by_row(pair), quad)
+        r_a, r_qk = cute.make_rmem_tensor(VALUES, F32), cute.make_rmem_tensor(VALUES, F32)
+        put(r_a, kkt)
+        put(r_qk, qk)
+        for warp in cutlass.range_constexpr(GROUP_WARPS):
+            if warps == warp:
+                s_gate = shared.gate[None, None, gate.index]
+                s_p = address_of(shared.p, squares.index) if cutlass.const_expr(outputs) else None
+                s_aib = address_of(shared.aib, squares.index)
+                form_rows(r_a, r_qk, s_gate, s_p, s_aib, scratch, warp, together, turn)
         cute.arch.fence_proxy("async.shared", space="cta")
         pipelines.squares.producer_commit(squares)
         pipelines.gate.consumer_release(gate)
-    # One of the warpgroups waits for all stages, after the last chunk of any.
-    if cutlass.const_expr(group == 0):
-        pipelines.squares.producer_tail_after(chunks)
+    pipelines.squares.producer_tail_after(chunks)
+
+
+def form_rows(
+    r_a: cute.Tensor,
+    r_qk: cute.Tensor,
+    s_gate: cute.Tensor,
+    s_p: Any,
+    s_aib: Any,
+    scratch: inverse.Scratch,
+    warp: int,
+    together: pipeline.NamedBarrier,
+    turn: Any,
+) -> None:
+    """Write a warp's rows of P and Ai beta. r_a holds KKT and r_qk QK; columns past the warp's diagonal block
+    are zeros. A is not zero on and above its diagonal: the inverse does not read it there."""
+    # Recompute the lane: otherwise ptxas keeps addresses live from turn to turn.
+    lane = blackwell.lane_of_turn(turn)
+    blocks = 2 * (warp + 1)  # of 8 columns, up to the diagonal
+    rows = [triangle.fragment_row(warp, lane, half) for half in range(2)]
+    sums = [s_gate[Row.G_CU, row] for row in rows]
+    betas = [s_gate[Row.BETA, row] for row in rows]
+    p = []
+    # Row minus column of a thread's first value in the diagonal block.
+    below = lane // 4 - 2 * (lane % 4)
+    for n in range(blocks):
+        r_columns = triangle.pair_of(s_gate[Row.G_CU, None], lane, n)
+        for at in range(4 * n, 4 * n + 4):
+            half, j = at // 2 % 2, at % 2
+            factor = decay(sums[half] - r_columns[j], unit=LOG2)
+            if s_p is not None:
+                value = hopper.mul(r_qk[at], factor)
+                if n >= 2 * warp:
+                    distance = 8 * (n - 2 * warp) + j - 8 * half
+                    value = F32(cutlass.select_(below >= distance, value, F32(0.0)))
+                p.append(value)
+            r_a[at] = hopper.mul(hopper.mul(betas[half], r_a[at]), factor)
+    if s_p is not None:
+        store_rows(s_p, Lane(warp, lane), hopper.quads_of(p))
+    invert_rows(r_a, scratch, warp, blackwell.lane_of_turn(turn), together)
+    lane = blackwell.lane_of_turn(turn)
+    scaled = []
+    for n in range(blocks):
+        r_columns = triangle.pair_of(s_gate[Row.BETA, None], lane, n)
+        scaled += [hopper.mul(r_a[at], r_columns[at % 2]) for at in range(4 * n, 4 * n + 4)]
+    store_rows(s_aib, Lane(warp, lane), hopper.quads_of(scaled))
+
+
+def store_rows(address: Any, offset: Lane, quads: list[hopper.Quad]) -> None:
+    """Store a warp's rows of a square: the given columns, and zeros."""
+    zero = cutlass.Int32(0)
+    quads = quads + [(zero, zero, zero, zero)] * (CHUNK // 16 - len(quads))
+    for pair, quad in enumerate(quads):
+        hopper.store_matrices(address + offset.by_row(pair), quad)
+
+
+def invert_rows(
+    r_a: cute.Tensor, scratch: inverse.Scratch, warp: int, lane: Any, together: pipeline.NamedBarrier
+) -> None:
+    """`inverse.invert` for one warp's rows, in its code alone."""
+    r_rows = cute.make_tensor(r_a.iterator, cute.make_layout((inverse.VALUES, inverse.WARPS)))
+    s_diagonal = scratch.s_diagonal[None, None, warp]
+    together.arrive_and_wait()
+    inverse._scatter_negated(r_rows[None, warp], s_diagonal, lane)
+    for column in range(warp):
+        rounded = inverse._rounded(r_rows[None, column], scratch.parts)
+        inverse._publish(rounded, scratch, warp, column, lane)
+    r_diagonal = inverse._invert_diagonal(s_diagonal, lane, scratch.packed)
+    inverse._merge(r_rows, r_diagonal, scratch, warp, lane, together)
 
 
 def column_values(s_vector: cute.Tensor, lane: Any) -> list[Any]:
@@ -90,27 +150,6 @@ def column_values(s_vector: cute.Tensor, lane: Any) -> list[Any]:
     return found
 
 
-def factors_of(s_sums: cute.Tensor, warp: Any, lane: Any) -> list[Any]:
-    """exp(g_cu[i] - g_cu[j]) for a thread's elements with i >= j, at most 1, and 0 for others."""
-    rows = [s_sums[triangle.fragment_row(warp, lane, half)] for half in range(2)]
-    columns = column_values(s_sums, lane)
-    # Row minus column of a thread's first value: of the others it differs by a constant.
-    below = triangle.fragment_row(warp, lane, 0) - triangle.fragment_column(lane, 0, 0)
-    factors = []
-    for at in range(CHUNK // 2):
-        n, half, j = at // 4, at // 2 % 2, at % 2
-        span = rows[half] - columns[2 * n + j]
-        factor = decay(cute.arch.fmin(span, 0.0, nan=True))
-        factors.append(F32(cutlass.select_(below >= 8 * n + j - 8 * half, factor, F32(0.0))))
-    return factors
-
-
-def form_a(
-    r_a: cute.Tensor, kkt: list[Any], factors: list[Any], r_beta: list[Any], warp: Any, lane: Any
-) -> None:
-    """A = strict_lower(beta_i KKT[i,j] exp(g_cu[i] - g_cu[j]))."""
-    below = triangle.fragment_row(warp, lane, 0) - triangle.fragment_column(lane, 0, 0)
-    for at in range(CHUNK // 2):
-        n, half, j = at // 4, at // 2 % 2, at % 2
-        value = hopper.mul(hopper.mul(r_beta[half], kkt[at]), factors[at])
-        r_a[at] = F32(cutlass.select_(below > 8 * n + j - 8 * half, value, F32(0.0)))
+def put(r_values: cute.Tensor, values: list[Any], first: int = 0) -> None:
+    for at, value in enumerate(values):
+        r_values[first + at] = value

@@ -22,12 +22,10 @@ from gdnbench_kernels import blackwell, hopper
 from gdnbench_kernels.gdn_prefill.fused_plan import Row
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.gdn_prefill.sm90_plan import GATES, GROUP_WARPS
-from gdnbench_kernels.gdn_prefill.sm90_squares import KEY_STEPS, column_values
+from gdnbench_kernels.gdn_prefill.sm90_squares import KEY_STEPS, VALUES, column_values, put
 from gdnbench_kernels.gdn_prefill.sm90_tiles import Lane, Pipelines, Rows, Shared, address_of
 
 F32, I32 = cutlass.Float32, cutlass.Int32
-VALUES = CHUNK // 2
-"""A thread's elements of 64 columns."""
 TOKENS = CHUNK // 4
 """A thread's tokens: 8 n + 2 (lane % 4) and + 1."""
 SQUARE_STEPS = hopper.columns_from(CHUNK, CHUNK // hopper.STEP)
@@ -65,11 +63,6 @@ class Registers:
 
 def values_of(r_values: cute.Tensor, first: int = 0, count: int | None = None) -> list[Any]:
     return [r_values[first + at] for at in range(cute.size(r_values) if count is None else count)]
-
-
-def put(r_values: cute.Tensor, values: list[Any], first: int = 0) -> None:
-    for at, value in enumerate(values):
-        r_values[first + at] = value
 
 
 def of_token(values: Any, at: int) -> Any:

@@ -200,7 +200,19 @@ class Lane:
         return 128 * row + 16 * (column ^ self.lane % 8) + 2048 * pair
 
 
-def scratch_of(plan: KernelPlan, smem: Any, split: bool) -> list[inverse.Scratch]:
-    """The memory of each warpgroup's inverse."""
+def allocate_scratch(plan: KernelPlan, smem: Any, split: bool) -> inverse.Scratch:
+    """The memory of the first warpgroup's inverse; that of others follows."""
     count = sum(buffer.name.startswith("s_diagonal") for buffer in plan.smem)
-    return [inverse.Scratch.allocate(smem, split, packed=False) for _ in range(count)]
+    return [inverse.Scratch.allocate(smem, split, packed=False) for _ in range(count)][0]
+
+
+def scratch_of_group(first: inverse.Scratch, group: cutlass.Int32) -> inverse.Scratch:
+    """The memory of a warpgroup's inverse."""
+    size = sum(buffer.bytes for buffer in inverse.buffers(first.parts > 1))
+    blocks, diagonal = first.s_blocks, first.s_diagonal
+    return inverse.Scratch(
+        cute.make_tensor((blocks.iterator + group * (size // 2)).align(128), blocks.layout),
+        cute.make_tensor((diagonal.iterator + group * (size // 4)).align(128), diagonal.layout),
+        first.parts,
+        first.packed,
+    )
