@@ -233,7 +233,7 @@ def failed(timings: Iterable[Timed], first: str) -> list[str]:
             found.append(f"{shape.where}: {first}: {'not there' if one is None else one.outcome}")
             continue
         pair = next((pair for pair in timing.pairs if pair.other == PEER), None)
-        if shape.target is None or timing.kernel(PEER) is None:
+        if shape.target is None or first == PEER or timing.kernel(PEER) is None:
             continue
         if pair is None or pair.interval is None:
             found.append(f"{shape.where}: {PEER} has no time to hold it to")

@@ -5,12 +5,13 @@
     python scripts/benchmarks/bench_gdn_prefill.py                       all 15 rows, some 10 minutes on a GPU
     python scripts/benchmarks/bench_gdn_prefill.py --kernels flashinfer,fla --heads 2/8 --rows 1x8192
     python scripts/benchmarks/bench_gdn_prefill.py --gates               errors where gates decay slowly
+    python scripts/benchmarks/bench_gdn_prefill.py --sweep --heads 2/8   plans of the kernel for Hopper
     python scripts/benchmarks/bench_gdn_prefill.py --tiny --on cpu --kernels torch,hf
 
 A row is sequences x tokens of each; a table has the rows of one pair of head counts. The folder (`--out`,
 results/gdn_prefill) gets README.md, the tables; timings.json, every sample and what was seen of the machine
-meanwhile; with `--gates` gates.md and gates.json instead. What a table has is replaced when it is timed
-again, the rest stays.
+meanwhile; with `--gates` gates.md and gates.json, with `--sweep` sweep.md instead. What a table has is
+replaced when it is timed again, the rest stays.
 
 Calls are made (`gdnbench synth`): 2048 drawn tokens, repeated; no initial state, a final one in fp32.
 Launches are cold, in CUDA graphs, between CUDA events: every launch of a round has buffers of its own, and
@@ -32,6 +33,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -58,6 +60,8 @@ from gdnbench.timing.result import KernelTiming, Rates, RecordTiming
 from gdnbench.timing.rotation import RotationOptions
 from gdnbench.timing.statistics import MIN_PLACEMENTS, Rule
 from gdnbench_kernels.contract import Call
+from gdnbench_kernels.gdn_prefill.sm90_cuts import plans as cuts
+from gdnbench_kernels.gpu import SM90, multiprocessors
 from gdnbench_kernels.run import run_kernel
 from scripts.benchmarks import bench_gdn_decode as decode
 
@@ -71,6 +75,8 @@ DRAWN = 2048
 """Tokens that are drawn; longer calls repeat them, because no kernel's time depends on values."""
 SETS = 64
 """Of buffers of a placement, at most."""
+PLANS = 8
+"""Of a row of a sweep."""
 BOUND = Bound().k
 """Times the error of torch's kernel."""
 GATE_SPANS = (0.02, 0.1, 0.3, 0.6, 1.0, 2.0, 5.0, 10.0, 20.0)
@@ -189,30 +195,40 @@ def loaded(names: Sequence[str]) -> tuple[list[LoadedKernel], dict[str, Failure]
     return kernels, lacking
 
 
-def timed(shape: Shape, names: Sequence[str], options: argparse.Namespace) -> RecordTiming:
-    """Kernels judged and timed on one shape, in this process."""
+def candidates(shape: Shape, options: argparse.Namespace) -> list[LoadedKernel]:
+    """The kernel for Hopper in PLANS plans: those that `plan_of` expects to be fastest, the chosen one
+    first."""
+    from gdnbench_kernels.gdn_prefill.sm90 import sm90 as sm90_fused
+    from gdnbench_kernels.gdn_prefill.sm90_cp import sm90_fused_cp
+
+    tokens, sms = shape.batch * shape.steps, multiprocessors(device_of(options.on), SM90)
+    few = sorted(cuts(tokens, shape.batch, shape.heads[1], sms), key=lambda plan: plan.us)[:PLANS]
+    entry, found = operation(OP).kernels["sm90_fused"], []
+    for plan in few:
+        name = f"slices {plan.slices}" + (f", segments of {plan.segment}" if plan.segment else "")
+        choice = {"slices": plan.slices} | ({"segment": plan.segment} if plan.segment else {})
+        function: Any = partial(sm90_fused_cp if plan.segment else sm90_fused, **choice)
+        label = f"{name} ({plan.us:.0f} us expected)"
+        found.append(LoadedKernel(label, label, function, entry.conventions, entry.devices))
+    return found
+
+
+def timed(
+    shape: Shape,
+    kernels: Sequence[LoadedKernel],
+    lacking: Mapping[str, Failure],
+    options: argparse.Namespace,
+) -> RecordTiming:
+    """Kernels judged and timed on one shape, in this process. `lacking`: why others are not there."""
     device, op, given = device_of(options.on), operation(OP), timing_options(options)
     call = shape.call_on(device, options.seed)
-    kernels, unfit = loaded(names)
     seen = {} if options.unjudged else judged(call, kernels)
     if device.type == "cuda":
         torch.cuda.empty_cache()
     rotation = RotationOptions(placements=MIN_PLACEMENTS, most_sets=SETS, seed=options.seed)
     bench = Bench(call, op, device, given.mode, rotation, given.clock)
-    subjects = list[BenchSubject]()
-    for kernel in kernels:
-        known = seen.get(kernel.name)
-        if isinstance(known, Failure):
-            unfit[kernel.name] = known
-            continue
-        if known is not None and known.fault and kernel.name == OURS:
-            unfit[kernel.name] = Failure(Outcome.MISMATCH, known.fault)
-            continue
-        try:
-            subjects.append(bench.subject(kernel))
-        except Exception as error:
-            unfit[kernel.name] = failure(error)
-    failed = tuple(KernelTiming(name, one.outcome, one.reason) for name, one in unfit.items())
+    subjects, unfit = ready(bench, kernels, seen)
+    failed = tuple(KernelTiming(name, one.outcome, one.reason) for name, one in {**unfit, **lacking}.items())
     timing = RecordTiming(
         shape.where,
         0,
@@ -227,6 +243,48 @@ def timed(shape: Shape, names: Sequence[str], options: argparse.Namespace) -> Re
     if not subjects:
         return timing
     control, found = bench.control(), measured(subjects, given, device)
+    notes = [*bench.notes, f"timed by {bench.method}", *found.notes]
+    notes += [f"{shape.where}: {name}: {error_text(one)}" for name, one in seen.items()]
+    if options.profile and device.type == "cuda":
+        there = [one for one in kernels if one.name not in unfit]
+        notes += [f"{shape.where}: {one.name} starts {started(call, one)}" for one in there]
+    return replace(
+        timing,
+        kernels=(*rows_of(found, seen, call), *failed),
+        pairs=found.pairs,
+        blocks=found.blocks,
+        placements=found.placements,
+        end=found.end,
+        seconds=found.seconds,
+        discarded=found.discarded,
+        disturbed=found.disturbed,
+        conditions=found.conditions,
+        control=control,
+        notes=tuple(notes),
+    )
+
+
+def ready(
+    bench: Bench, kernels: Sequence[LoadedKernel], seen: Mapping[str, Errors | Failure]
+) -> tuple[list[BenchSubject], dict[str, Failure]]:
+    """What can be timed, and why other kernels cannot. Ours is not timed where its outputs fail."""
+    subjects, unfit = list[BenchSubject](), dict[str, Failure]()
+    for kernel in kernels:
+        known = seen.get(kernel.name)
+        if isinstance(known, Failure):
+            unfit[kernel.name] = known
+        elif known is not None and known.fault and kernel.name not in decode.PEERS:
+            unfit[kernel.name] = Failure(Outcome.MISMATCH, known.fault)
+        else:
+            try:
+                subjects.append(bench.subject(kernel))
+            except Exception as error:
+                unfit[kernel.name] = failure(error)
+    return subjects, unfit
+
+
+def rows_of(found: Comparison, seen: Mapping[str, Errors | Failure], call: Call) -> list[KernelTiming]:
+    op = operation(OP)
     work = op.work(call) if op.work is not None else None
     rows = []
     for index, name in enumerate(found.names):
@@ -244,28 +302,7 @@ def timed(shape: Shape, names: Sequence[str], options: argparse.Namespace) -> Re
                 interval=found.intervals[index],
             )
         )
-    notes = [*bench.notes, f"timed by {bench.method}", *found.notes]
-    notes += [f"{shape.where}: {name}: {error_text(one)}" for name, one in seen.items()]
-    if options.profile and device.type == "cuda":
-        notes += [
-            f"{shape.where}: {one.name} starts {started(call, one)}"
-            for one in kernels
-            if one.name not in unfit
-        ]
-    return replace(
-        timing,
-        kernels=(*rows, *failed),
-        pairs=found.pairs,
-        blocks=found.blocks,
-        placements=found.placements,
-        end=found.end,
-        seconds=found.seconds,
-        discarded=found.discarded,
-        disturbed=found.disturbed,
-        conditions=found.conditions,
-        control=control,
-        notes=tuple(notes),
-    )
+    return rows
 
 
 def measured(subjects: Sequence[BenchSubject], options: TimingOptions, device: torch.device) -> Comparison:
@@ -332,20 +369,37 @@ def page(kept: Mapping[str, Sequence[decode.Timed]], op: str = OP) -> str:
 def run_timings(options: argparse.Namespace) -> Exit:
     shapes, names = chosen(options), options.kernels.split(",")
     kept, new = decode.load_kept(options.out / "timings.json", Shape), list[decode.Timed]()
+    kernels, lacking = loaded(names)
     for shape in shapes:
-        timing = timed(shape, names, options)
-        new.append((shape, timing))
+        new.append((shape, timed(shape, kernels, lacking, options)))
         kept[shape.group] = [one for one in new if one[0].heads == shape.heads]
         decode.save_kept(options.out, kept, OP, page)  # what was measured stays, whatever comes
-        for line in decode.rows(shape, timing):
-            decode.say(" | ".join(line))
-        for note in timing.notes:
-            decode.say(f"  {note}")
+        say_timing(*new[-1])
     for name in dict.fromkeys(shape.group for shape in shapes):
         print(f"{name}\n{decode.markdown(decode.HEAD, decode.table(kept[name]))}", flush=True)
     missed = decode.failed(new, names[0])
     print("\n".join([*missed, f"{len(new)} calls, {len(missed)} failed"]))
     return Exit.MISMATCH if missed else Exit.PASS
+
+
+def run_sweep(options: argparse.Namespace) -> Exit:
+    """Plans of the kernel for Hopper beside one another."""
+    new = list[decode.Timed]()
+    options.out.mkdir(parents=True, exist_ok=True)
+    for shape in chosen(options):
+        new.append((shape, timed(shape, candidates(shape, options), {}, options)))
+        say_timing(*new[-1])
+        lines = decode.markdown(decode.HEAD, decode.table(new))
+        (options.out / "sweep.md").write_text(lines + "\n", encoding="utf-8")
+    print((options.out / "sweep.md").read_text(encoding="utf-8"), end="")
+    return Exit.MISMATCH if any(not all(k.timed for k in timing.kernels) for _, timing in new) else Exit.PASS
+
+
+def say_timing(shape: decode.Shape, timing: RecordTiming) -> None:
+    for line in decode.rows(shape, timing):
+        decode.say(" | ".join(line))
+    for note in timing.notes:
+        decode.say(f"  {note}")
 
 
 def run_gates(options: argparse.Namespace) -> Exit:
@@ -414,6 +468,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--profile", action="store_true", help="name the GPU's kernels of each call too")
     found.add_argument("--seed", type=int, default=0)
     found.add_argument("--gates", action="store_true", help="errors by gate span instead of times")
+    found.add_argument("--sweep", action="store_true", help=f"{PLANS} plans of the kernel for Hopper instead")
     found.add_argument("--tiny", action="store_true", help="two small shapes, to try the script out")
     return found
 
@@ -422,7 +477,8 @@ def main() -> Exit:
     options = parser().parse_args()
     try:
         device_of(options.on)
-        return run_gates(options) if options.gates else run_timings(options)
+        run = run_gates if options.gates else run_sweep if options.sweep else run_timings
+        return run(options)
     except (*CANNOT_RUN_ERRORS, RoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return Exit.CANNOT_RUN
