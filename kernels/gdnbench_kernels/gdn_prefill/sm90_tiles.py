@@ -210,8 +210,12 @@ def scratch_of_group(first: inverse.Scratch, group: cutlass.Int32) -> inverse.Sc
     """The memory of a warpgroup's inverse."""
     size = sum(buffer.bytes for buffer in inverse.buffers(first.parts > 1))
     blocks, diagonal = first.s_blocks, first.s_diagonal
+    # A pointer that moves at run time keeps no swizzle.
+    address = blocks.iterator.toint() + group * size
+    plain = cute.make_ptr(cutlass.Float16, address, cute.AddressSpace.smem, assumed_align=128)
+    swizzled = cute.recast_ptr(plain, cute.make_swizzle(3, 4, 3))
     return inverse.Scratch(
-        cute.make_tensor((blocks.iterator + group * (size // 2)).align(128), blocks.layout),
+        cute.make_tensor(swizzled, blocks.layout),
         cute.make_tensor((diagonal.iterator + group * (size // 4)).align(128), diagonal.layout),
         first.parts,
         first.packed,
