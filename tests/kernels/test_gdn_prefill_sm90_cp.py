@@ -217,13 +217,14 @@ def test_not_a_number_stays_in_its_sequence() -> None:
 
 @pytest.mark.slow
 def test_a_state_may_be_updated_in_place() -> None:
-    """No CTA reads the initial state while another one may write the final state in its place."""
-    call = synth(seqlens=(20, 150), heads=(1, 1), initial_state=True)
-    wanted = run(call)
+    """No CTA reads the initial state while another one may write the final state in its place. A segment has
+    so many chunks that every ring is reused."""
+    call = synth(seqlens=(20, 650), heads=(1, 1), initial_state=True)
+    wanted = run(call, segment=320)
     states = call.tensors["initial_state"].clone()
     with active(Settings(check=True)) as session, programs_simulated():
         given = {**call.tensors, "initial_state": states}
-        returned = sm90_fused_cp(**given, final_state=states, segment=64)
+        returned = sm90_fused_cp(**given, final_state=states, segment=320)
     assert [finding.message for report in session.reports for finding in report.findings] == []
     assert returned["final_state"] is states
     assert all_same(returned, wanted)
