@@ -72,8 +72,8 @@ WIDE = Tuning(
     slices=1,
     inverters=1,
     keys=3,
-    state_registers=184,
-    invert_registers=112,
+    state_registers=192,
+    invert_registers=96,
     other_registers=32,
 )
 """For CTAs that have all rows of a value head."""
@@ -145,7 +145,8 @@ def planned(tuning: Tuning, split: bool = False) -> KernelPlan:
             Pipeline("tail_k", 1, "LOAD", 1, "nobody", 1, key_bytes),
             Pipeline("tail_v", 1, "VALUES", 1, "nobody", 1, own_bytes),
             Pipeline("gate", GATES, "GATE", 1, "INVERT, STATE warp", GROUP_WARPS + states),
-            Pipeline("squares", tuning.squares, "INVERT warp", GROUP_WARPS, "STATE warp", states),
+            Pipeline("aib", tuning.squares, "INVERT warp", GROUP_WARPS, "STATE warp", states),
+            Pipeline("p", tuning.squares, "INVERT warp", GROUP_WARPS, "STATE warp", states),
             Pipeline("o", tuning.outputs, "STATE warp", states, "STORE", 1),
         ),
         syncs=SYNCS,

@@ -53,7 +53,6 @@ def invert(
             queries = hopper.descriptor(address_of(shared.q, k.index))
             qk = hopper.product(None, (queries, KEY_STEPS), (keys, KEY_STEPS))
         pipelines.gate.consumer_wait(gate)
-        pipelines.squares.producer_acquire(squares)
         kkt, qk = hopper.wait(0, [kkt, qk])
         pipelines.k.consumer_release(k)
         if cutlass.const_expr(outputs):
@@ -66,11 +65,16 @@ def invert(
                 s_gate = shared.gate[None, None, gate.index]
                 s_p = address_of(shared.p, squares.index) if cutlass.const_expr(outputs) else None
                 s_aib = address_of(shared.aib, squares.index)
-                form_rows(r_a, r_qk, s_gate, s_p, s_aib, scratch, warp, together, turn)
+                form_rows(r_a, r_qk, s_gate, s_p, pipelines, squares, warp, turn)
+                invert_rows(r_a, scratch, warp, blackwell.lane_of_turn(turn), together)
+                pipelines.aib.producer_acquire(squares)
+                scale_rows(r_a, s_gate, s_aib, warp, turn)
         cute.arch.fence_proxy("async.shared", space="cta")
-        pipelines.squares.producer_commit(squares)
+        pipelines.aib.producer_commit(squares)
         pipelines.gate.consumer_release(gate)
-    pipelines.squares.producer_tail_after(chunks)
+    pipelines.aib.producer_tail_after(chunks)
+    if cutlass.const_expr(outputs):
+        pipelines.p.producer_tail_after(chunks)
 
 
 def form_rows(
@@ -78,28 +82,26 @@ def form_rows(
     r_qk: cute.Tensor,
     s_gate: cute.Tensor,
     s_p: Any,
-    s_aib: Any,
-    scratch: inverse.Scratch,
+    pipelines: Pipelines,
+    squares: Any,
     warp: int,
-    together: pipeline.NamedBarrier,
     turn: Any,
 ) -> None:
-    """Write a warp's rows of P and Ai beta. r_a holds KKT and r_qk QK; columns past the warp's diagonal block
-    are zeros. A is not zero on and above its diagonal: the inverse does not read it there."""
+    """Hand over a warp's rows of P, and replace KKT in r_a by A. r_qk holds QK. A is not zero on and above its
+    diagonal: the inverse does not read it there."""
     # Recompute the lane: otherwise ptxas keeps addresses live from turn to turn.
     lane = blackwell.lane_of_turn(turn)
-    blocks = 2 * (warp + 1)  # of 8 columns, up to the diagonal
     rows = [triangle.fragment_row(warp, lane, half) for half in range(2)]
     sums = [s_gate[Row.G_CU, row] for row in rows]
     betas = [s_gate[Row.BETA, row] for row in rows]
     p = []
     # Row minus column of a thread's first value in the diagonal block.
     below = lane // 4 - 2 * (lane % 4)
-    for n in range(blocks):
-        r_columns = triangle.pair_of(s_gate[Row.G_CU, None], lane, n)
+    for n in range(2 * (warp + 1)):  # blocks of 8 columns, up to the diagonal
+        columns = pair_values(s_gate[Row.G_CU, None], lane, n)
         for at in range(4 * n, 4 * n + 4):
             half, j = at // 2 % 2, at % 2
-            factor = decay(sums[half] - r_columns[j], unit=LOG2)
+            factor = decay(sums[half] - columns[j], unit=LOG2)
             if s_p is not None:
                 value = hopper.mul(r_qk[at], factor)
                 if n >= 2 * warp:
@@ -108,13 +110,19 @@ def form_rows(
                 p.append(value)
             r_a[at] = hopper.mul(hopper.mul(betas[half], r_a[at]), factor)
     if s_p is not None:
+        pipelines.p.producer_acquire(squares)
         store_rows(s_p, Lane(warp, lane), hopper.quads_of(p))
-    invert_rows(r_a, scratch, warp, blackwell.lane_of_turn(turn), together)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        pipelines.p.producer_commit(squares)
+
+
+def scale_rows(r_ai: cute.Tensor, s_gate: cute.Tensor, s_aib: Any, warp: int, turn: Any) -> None:
+    """Write a warp's rows of Ai beta."""
     lane = blackwell.lane_of_turn(turn)
     scaled = []
-    for n in range(blocks):
-        r_columns = triangle.pair_of(s_gate[Row.BETA, None], lane, n)
-        scaled += [hopper.mul(r_a[at], r_columns[at % 2]) for at in range(4 * n, 4 * n + 4)]
+    for n in range(2 * (warp + 1)):
+        betas = pair_values(s_gate[Row.BETA, None], lane, n)
+        scaled += [hopper.mul(r_ai[at], betas[at % 2]) for at in range(4 * n, 4 * n + 4)]
     store_rows(s_aib, Lane(warp, lane), hopper.quads_of(scaled))
 
 
@@ -143,11 +151,13 @@ def invert_rows(
 
 def column_values(s_vector: cute.Tensor, lane: Any) -> list[Any]:
     """The numbers of a thread's columns, 8 n + 2 (lane % 4) and + 1."""
-    found = []
-    for n in range(CHUNK // 8):
-        r_pair = triangle.pair_of(s_vector, lane, n)
-        found += [r_pair[0], r_pair[1]]
-    return found
+    return [value for n in range(CHUNK // 8) for value in pair_values(s_vector, lane, n)]
+
+
+def pair_values(s_vector: cute.Tensor, lane: Any, n: int) -> list[Any]:
+    """Those of columns 8 n + 2 (lane % 4) and + 1."""
+    r_pair = triangle.pair_of(s_vector, lane, n)
+    return [r_pair[0], r_pair[1]]
 
 
 def put(r_values: cute.Tensor, values: list[Any], first: int = 0) -> None:

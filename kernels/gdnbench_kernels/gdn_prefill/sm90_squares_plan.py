@@ -99,7 +99,8 @@ def planned_squares(tuning: SquareTuning, split: bool) -> KernelPlan:
             Pipeline("q", tuning.keys, "LOAD", 1, "INVERT warp", GROUP_WARPS, KEY_BYTES),
             Pipeline("tail_k", 1, "LOAD", 1, "nobody", 1, KEY_BYTES),
             Pipeline("gate", GATES, "GATE", 1, "INVERT warp", GROUP_WARPS),
-            Pipeline("squares", tuning.squares, "INVERT warp", GROUP_WARPS, "STORE", 1),
+            Pipeline("aib", tuning.squares, "INVERT warp", GROUP_WARPS, "STORE", 1),
+            Pipeline("p", tuning.squares, "INVERT warp", GROUP_WARPS, "STORE", 1),
         ),
         syncs=(
             Sync("fence.mbarrier_init, barrier of the CTA", "all", "mbarriers before their use"),
@@ -144,12 +145,11 @@ def planned_prepared(tuning: PreparedTuning, outputs: bool = True) -> KernelPlan
         Pipeline("tail_k", 1, "LOAD", 1, "nobody", 1, KEY_BYTES),
         Pipeline("tail_v", 1, "VALUES", 1, "nobody", 1, own_bytes),
         Pipeline("gate", GATES, "GATE", 1, "STATE warp", states),
-        Pipeline(
-            "squares", tuning.squares, "VALUES", 1, "STATE warp", states, (1 + outputs) * SQUARE_BYTES
-        ),
+        Pipeline("aib", tuning.squares, "VALUES", 1, "STATE warp", states, SQUARE_BYTES),
+        Pipeline("p", tuning.squares, "VALUES", 1, "STATE warp", states, SQUARE_BYTES),
         Pipeline("o", tuning.outputs, "STATE warp", states, "STORE", 1),
     ]
-    of_outputs = ("s_q", "s_p", "s_o", "q", "o")
+    of_outputs = ("s_q", "s_p", "s_o", "q", "p", "o")
     return KernelPlan(
         name="chunk_prepared_sm90",
         roles=prepared_roles(tuning),

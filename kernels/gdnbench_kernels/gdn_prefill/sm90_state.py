@@ -22,7 +22,7 @@ from gdnbench_kernels import blackwell, hopper
 from gdnbench_kernels.gdn_prefill.fused_plan import Row
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.gdn_prefill.sm90_plan import GATES, GROUP_WARPS
-from gdnbench_kernels.gdn_prefill.sm90_squares import KEY_STEPS, VALUES, column_values, put
+from gdnbench_kernels.gdn_prefill.sm90_squares import KEY_STEPS, VALUES, column_values, pair_values, put
 from gdnbench_kernels.gdn_prefill.sm90_tiles import Lane, Pipelines, Rows, Shared, address_of
 
 F32, I32 = cutlass.Float32, cutlass.Int32
@@ -135,32 +135,32 @@ def read(
         pipelines.q.consumer_wait(k)
         qs = hopper.product(None, left, (hopper.descriptor(address_of(shared.q, k.index)), KEY_STEPS))
     pipelines.v.consumer_wait(v)
-    tokens = Lane(warp, lane)
-    words = [
-        word
-        for pair in range(CHUNK // 16)
-        for word in hopper.load_transposed(address_of(shared.v, v.index, group) + tokens.by_token(pair))
-    ]
-    if kernel.maps:
-        words = [I32(cutlass.select_(work.is_map, I32(0), word)) for word in words]
+    pipelines.gate.consumer_wait(gate)
+    tokens, s_decays = Lane(warp, lane), shared.gate[Row.DECAY, None, gate.index]
+    # Past the end of a sequence the sums are its last token's.
+    factor = s_decays[CHUNK - 1]
+    (ks,) = hopper.wait(int(kernel.outputs), [ks])
+    x: list[hopper.Quad] = []
+    for pair in range(CHUNK // 16):
+        words = hopper.load_transposed(address_of(shared.v, v.index, group) + tokens.by_token(pair))
+        if kernel.maps:
+            words = tuple(I32(cutlass.select_(work.is_map, I32(0), word)) for word in words)
+        values = [value for word in words for value in hopper.widened(word)]
+        decays = [decay for n in (2 * pair, 2 * pair + 1) for decay in pair_values(s_decays, lane, n)]
+        put(registers.decays, decays, len(decays) * pair)
+        of = [hopper.fma(-of_token(decays, at), ks[16 * pair // 2 + at], values[at]) for at in range(8)]
+        x += hopper.quads_of(of)
     # The next V is written through the async proxy: order this thread's reads before it.
     cute.arch.fence_proxy("async.shared", space="cta")
     pipelines.v.consumer_release(v)
-    pipelines.gate.consumer_wait(gate)
-    decays = column_values(shared.gate[Row.DECAY, None, gate.index], lane)
-    # Past the end of a sequence the sums are its last token's.
-    factor = shared.gate[Row.DECAY, CHUNK - 1, gate.index]
-    (ks,) = hopper.wait(int(kernel.outputs), [ks])
-    values = [value for word in words for value in hopper.widened(word)]
-    x = hopper.quads_of([hopper.fma(-of_token(decays, at), ks[at], values[at]) for at in range(VALUES)])
-    pipelines.squares.consumer_wait(squares)
+    pipelines.aib.consumer_wait(squares)
     aib = hopper.descriptor(address_of(shared.aib, squares.index))
     v_new = hopper.product(None, x, (aib, SQUARE_STEPS))
-    put(registers.decays, decays)
     put(registers.rest, column_values(shared.gate[Row.REST, None, gate.index], lane))
     pipelines.gate.consumer_release(gate)
     put(registers.s, [hopper.mul(value, factor) for value in values_of(registers.s)])
     v_new, qs = hopper.wait(0, [v_new, qs], x, left)
+    pipelines.aib.consumer_release(squares)
     put(registers.v_new, v_new)
     if kernel.outputs:
         put(registers.qs, qs)
@@ -183,6 +183,7 @@ def update(kernel: Any, pipelines: Pipelines, shared: Shared, registers: Registe
     if outputs:
         own = hopper.quads_of(v_new)
         read_q = [hopper.mul(registers.qs[at], of_token(registers.decays, at)) for at in range(VALUES)]
+        pipelines.p.consumer_wait(squares)
         p = hopper.descriptor(address_of(shared.p, squares.index))
         o = hopper.product(read_q, own, (p, SQUARE_STEPS))
     for half in range(2):
@@ -190,8 +191,6 @@ def update(kernel: Any, pipelines: Pipelines, shared: Shared, registers: Registe
         put(registers.s, found, VALUES * half)
         registers.round_half(half)
     pipelines.k.consumer_release(k)
-    if not outputs:
-        pipelines.squares.consumer_release(squares)
     return o
 
 
@@ -210,7 +209,7 @@ def store_o(
     (o,) = hopper.wait(pending, [o])
     squares = blackwell.Turn.consumer(turn, kernel.tuning.squares)
     stage = blackwell.Turn.producer(turn, kernel.tuning.outputs)
-    pipelines.squares.consumer_release(squares)
+    pipelines.p.consumer_release(squares)
     quads = hopper.quads_of([hopper.mul(value, scale) for value in o])
     tokens = Lane(warp, cute.arch.lane_idx())
     pipelines.o.producer_acquire(stage)

@@ -135,7 +135,8 @@ class Pipelines(blackwell.Pipelines):
     tail_k: blackwell.Pipeline
     tail_v: blackwell.Pipeline
     gate: blackwell.Pipeline
-    squares: blackwell.Pipeline
+    aib: blackwell.Pipeline
+    p: Any = None
     o: Any = None
 
     @classmethod
