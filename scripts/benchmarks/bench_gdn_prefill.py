@@ -73,7 +73,7 @@ ROWS = ((1, 2048), (1, 8192), (1, 32768), (8, 2048), (4, 2048))
 HEADS = ((16, 32), (16, 64), (2, 8))
 DRAWN = 2048
 """Tokens that are drawn; longer calls repeat them, because no kernel's time depends on values."""
-SETS = 64
+SETS = 32
 """Of buffers of a placement, at most."""
 PLANS = 8
 """Of a row of a sweep."""
@@ -198,18 +198,14 @@ def loaded(names: Sequence[str]) -> tuple[list[LoadedKernel], dict[str, Failure]
 def candidates(shape: Shape, options: argparse.Namespace) -> list[LoadedKernel]:
     """The kernel for Hopper in PLANS plans: those that `plan_of` expects to be fastest, the chosen one
     first."""
-    from gdnbench_kernels.gdn_prefill.sm90 import sm90 as sm90_fused
-    from gdnbench_kernels.gdn_prefill.sm90_cp import sm90_fused_cp
+    from gdnbench_kernels.gdn_prefill.sm90_cp import sm90_of
 
     tokens, sms = shape.batch * shape.steps, multiprocessors(device_of(options.on), SM90)
     few = sorted(cuts(tokens, shape.batch, shape.heads[1], sms), key=lambda plan: plan.us)[:PLANS]
     entry, found = operation(OP).kernels["sm90_fused"], []
     for plan in few:
-        name = f"slices {plan.slices}" + (f", segments of {plan.segment}" if plan.segment else "")
-        choice = {"slices": plan.slices} | ({"segment": plan.segment} if plan.segment else {})
-        function: Any = partial(sm90_fused_cp if plan.segment else sm90_fused, **choice)
-        label = f"{name} ({plan.us:.0f} us expected)"
-        found.append(LoadedKernel(label, label, function, entry.conventions, entry.devices))
+        function: Any = partial(sm90_of, plan=plan)
+        found.append(LoadedKernel(plan.label, plan.label, function, entry.conventions, entry.devices))
     return found
 
 

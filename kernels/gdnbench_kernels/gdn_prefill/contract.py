@@ -176,6 +176,14 @@ KERNELS = {
         sources="gdnbench_kernels.gdn_prefill.sm90_segment_sources:sm90_cp_sources",
         archs=("sm_90a",),
     ),
+    "sm90_prepared": KernelEntry(
+        "gdnbench_kernels.gdn_prefill.sm90_cp:sm90_prepared",
+        {OFFSETS_DTYPE.name: ("int32",)},
+        devices=("sim", "cuda"),
+        meaning="two wgmma kernels for SM90: inverses of all chunks at once, then the states",
+        sources="gdnbench_kernels.gdn_prefill.sm90_prepared_sources:sm90_prepared_sources",
+        archs=("sm_90a",),
+    ),
     "fla": KernelEntry(
         "gdnbench_kernels.gdn_prefill.fla:fla",
         {STATE_LAYOUT.name: ("KV",), QK.name: QK.values},

@@ -13,13 +13,17 @@ sequence of one segment has the bits of `sm90_fused`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from gdnbench_kernels import programs
 from gdnbench_kernels.chunks import segment_bound
+from gdnbench_kernels.compiling import Program
 from gdnbench_kernels.gdn import default_scale
 from gdnbench_kernels.gdn_prefill.launch_args import (
+    BFLOAT16,
     FLOAT32,
     Outputs,
     check_count,
@@ -30,16 +34,16 @@ from gdnbench_kernels.gdn_prefill.launch_args import (
 )
 from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.gdn_prefill.segment_sources import SEGMENT, check_segment
-from gdnbench_kernels.gdn_prefill.sizes import HEAD_DIM
-from gdnbench_kernels.gdn_prefill.sm90 import launch_sm90
-from gdnbench_kernels.gdn_prefill.sm90_cuts import plan_of
-from gdnbench_kernels.gdn_prefill.sm90_plan import Tuning
+from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
+from gdnbench_kernels.gdn_prefill.sm90_cuts import CutPlan, plan_of
+from gdnbench_kernels.gdn_prefill.sm90_prepared_sources import SQUARES, prepared_source, squares_source
 from gdnbench_kernels.gdn_prefill.sm90_segment_sources import (
     sm90_outputs_source,
     sm90_scan_source,
     sm90_transfer_source,
 )
-from gdnbench_kernels.gdn_prefill.sm90_sources import TUNINGS
+from gdnbench_kernels.gdn_prefill.sm90_sources import TUNINGS, sm90_source
+from gdnbench_kernels.gdn_prefill.sm90_squares_plan import PREPARED
 from gdnbench_kernels.gpu import SM90, capability_of, multiprocessors
 from gdnbench_kernels.params import takes_params
 from gdnbench_kernels.validate import dtype_name
@@ -64,10 +68,20 @@ def sm90(
     refuse(params)
     sequences, v = len(params.cu_seqlens) - 1, params.v
     plan = plan_of(len(v), max(1, sequences), v.shape[1], multiprocessors(v.device, SM90))
-    tuning = TUNINGS[plan.slices]
-    if plan.segment is None:
-        return launch_sm90(params, tuning, o, final_state)
-    return launch_segments(params, plan.segment, tuning, o, final_state)
+    return launch_parts(params, plan.segment, plan.slices, o, final_state, prepared=plan.prepared)
+
+
+@takes_params(PrefillParams, without=("gate", "state_layout", "qk"))
+def sm90_of(
+    params: PrefillParams,
+    *,
+    plan: CutPlan,
+    o: Tensor | None = None,
+    final_state: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """`sm90` by that plan."""
+    refuse(params)
+    return launch_parts(params, plan.segment, plan.slices, o, final_state, prepared=plan.prepared)
 
 
 @takes_params(PrefillParams, without=("gate", "state_layout", "qk"))
@@ -86,49 +100,111 @@ def sm90_fused_cp(
     """
     refuse(params)
     check_segment(segment)
+    check_slices(slices)
+    return launch_parts(params, segment, slices, o, final_state, prepared=False)
+
+
+@takes_params(PrefillParams, without=("gate", "state_layout", "qk"))
+def sm90_prepared(
+    params: PrefillParams,
+    *,
+    o: Tensor | None = None,
+    final_state: Tensor | None = None,
+    segment: int | None = None,
+    slices: int = 2,
+) -> dict[str, Tensor]:
+    """o [T, Hv, V] and final_state [N, Hv, V, K], written to the tensors of that name if they are given.
+
+    The squares have a launch of their own. `segment` is the number of tokens of a segment, a multiple of 64;
+    None cuts nothing. `slices` and the other arguments are those of `sm90_fused`, and so are the bits: of a
+    call that is cut those of `sm90_fused_cp`.
+    """
+    refuse(params)
+    if segment is not None:
+        check_segment(segment)
+    check_slices(slices)
+    return launch_parts(params, segment, slices, o, final_state, prepared=True)
+
+
+def check_slices(slices: int) -> None:
+    """Raises ValueError for slices that no build has."""
     if slices not in TUNINGS:
         raise ValueError(f"slices is {' or '.join(map(str, TUNINGS))}, not {slices}")
-    if len(params.v) <= segment:
-        return launch_sm90(params, TUNINGS[slices], o, final_state)
-    return launch_segments(params, segment, TUNINGS[slices], o, final_state)
 
 
-def launch_segments(
-    params: PrefillParams, segment: int, tuning: Tuning, o: Tensor | None, final_state: Tensor | None
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """The programs of a call, and what they are given besides the tensors of all: the squares."""
+
+    params: PrefillParams
+    slices: int
+    of_first: str | None
+    of_final: str | None
+    prepared: bool
+
+    def of(self, kind: str) -> Program:
+        """That of `kind` whole, transfer or outputs."""
+        params = self.params
+        heads, value_heads, beta_max = params.k.shape[1], params.v.shape[1], params.beta_max
+        dtypes = (self.of_first,) if kind == "transfer" else (self.of_first, self.of_final)
+        if self.prepared:
+            final = None if kind == "transfer" else self.of_final
+            tuning = PREPARED[self.slices]
+            known = (kind, heads, value_heads, self.of_first, final, tuning)
+            return programs.compiled(SM90, prepared_source, *known)
+        sources = {"whole": sm90_source, "transfer": sm90_transfer_source, "outputs": sm90_outputs_source}
+        options = (heads, value_heads, *dtypes, beta_max, TUNINGS[self.slices])
+        return programs.compiled(SM90, sources[kind], *options)
+
+
+def launch_parts(
+    params: PrefillParams,
+    segment: int | None,
+    slices: int,
+    o: Tensor | None,
+    final_state: Tensor | None,
+    prepared: bool,
 ) -> dict[str, Tensor]:
-    """The outputs of a call of more tokens than a segment has."""
+    """The outputs of a call, cut or not, with or without a launch for the squares."""
     check_inputs(params)
     if capability_of(params.v.device) is not None:
         programs.arch_of(params.v.device, (SM90,), "this kernel of gdn_prefill")
-    heads, value_heads, device = params.k.shape[1], params.v.shape[1], params.v.device
-    sequences = len(params.cu_seqlens) - 1
-    bound = segment_bound(len(params.v), sequences, segment)
-    check_ctas(max(2 * bound, STRIPS * sequences), value_heads * tuning.slices)
+    value_heads, device, tokens = params.v.shape[1], params.v.device, len(params.v)
+    sequences, sms = len(params.cu_seqlens) - 1, multiprocessors(device, SM90)
+    cut = segment is not None and tokens > segment
+    bound = segment_bound(tokens, sequences, segment) if cut and segment is not None else sequences
+    check_ctas(max(2 * bound, STRIPS * sequences), value_heads * slices)
     outputs = Outputs.allocate(params, o, final_state)
     first = None if params.initial_state is None else contiguous_aligned(params.initial_state)
     final = outputs.final_state
+    if not tokens:  # a tensor map needs tokens; without them the states do not change
+        outputs.leave_states(first)
+        return outputs.finish()
     states = (bound, value_heads, HEAD_DIM, HEAD_DIM)
     check_count("initial_state", states)
-    firsts, maps = (torch.empty(states, dtype=FLOAT32, device=device) for _ in range(2))
     gates = (params.g.to(FLOAT32), params.beta.to(FLOAT32))
     q, k, v, g, beta, cu_seqlens = map(
         contiguous_aligned, (params.q, params.k, params.v, *gates, params.cu_seqlens)
     )
-    of_first, of_final = (None if state is None else dtype_name(state.dtype) for state in (first, final))
-    sms, beta_max, scale = (
-        multiprocessors(device, SM90),
-        params.beta_max,
-        default_scale(params.scale, HEAD_DIM),
-    )
+    dtypes = (None if state is None else dtype_name(state.dtype) for state in (first, final))
+    made = Programs(params, slices, *dtypes, prepared)
+    squares: tuple[Tensor, ...] = ()
+    if prepared:
+        shape = (tokens // CHUNK + sequences, value_heads, 2, CHUNK, CHUNK)
+        squares = (torch.empty(shape, dtype=BFLOAT16, device=device),)
+        ctas = min(SQUARES.ctas_per_sm * sms, shape[0] * value_heads)
+        source = programs.compiled(SM90, squares_source, k.shape[1], value_heads, params.beta_max)
+        source(q, k, g, beta, cu_seqlens, *squares, ctas)
+    given, scale = (k, v, g, beta, cu_seqlens, *squares), default_scale(params.scale, HEAD_DIM)
+    works = bound * value_heads * slices
+    if not cut:
+        made.of("whole")(q, *given, first, outputs.o, final, scale, min(sms, works))
+        return outputs.finish()
+    firsts, maps = (torch.empty(states, dtype=FLOAT32, device=device) for _ in range(2))
     followed = bound - sequences
-    works = (2 * followed - 1) * value_heads * tuning.slices
-    transfer = programs.compiled(SM90, sm90_transfer_source, heads, value_heads, of_first, beta_max, tuning)
-    transfer(k, v, g, beta, cu_seqlens, first, firsts, maps, segment, min(sms, works))
+    ctas = min(sms, (2 * followed - 1) * value_heads * slices)
+    made.of("transfer")(*given, first, firsts, maps, segment, ctas)
     if followed > 1:
         programs.compiled(SM90, sm90_scan_source, value_heads)(cu_seqlens, maps, firsts, segment)
-    segments = programs.compiled(
-        SM90, sm90_outputs_source, heads, value_heads, of_first, of_final, beta_max, tuning
-    )
-    ctas = min(sms, bound * value_heads * tuning.slices)
-    segments(q, k, v, g, beta, cu_seqlens, first, firsts, outputs.o, final, scale, segment, ctas)
+    made.of("outputs")(q, *given, first, firsts, outputs.o, final, scale, segment, min(sms, works))
     return outputs.finish()

@@ -15,10 +15,13 @@ from gdnbench_kernels.chunks import segment_bound
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
 
 SLICES = (1, 2)
-CHUNK_US = {1: 1.9, 2: 1.3}
-"""Microseconds of a chunk in a CTA that has all rows of a value head, or half of them."""
-TRANSFER_US = {1: 1.5, 2: 1.05}
+CHUNK_US = {False: {1: 3.0, 2: 2.2}, True: {1: 1.4, 2: 1.0}}
+"""Microseconds of a chunk in a CTA that has all rows of a value head, or half of them; True: with its squares
+in memory."""
+TRANSFER_US = {False: {1: 2.4, 2: 1.9}, True: {1: 1.2, 2: 0.8}}
 """The same without outputs."""
+SQUARE_US = 1.1
+"""Of the squares of a chunk and value head, on an SM."""
 LAUNCH_US = 5.5
 """Of a launch: until its CTAs have their first chunks, and the last state's way to memory."""
 SCAN_US, STEP_US, STATE_US = 4.0, 1.3, 0.02
@@ -27,12 +30,20 @@ SCAN_US, STEP_US, STATE_US = 4.0, 1.3, 0.02
 
 @dataclass(frozen=True, slots=True)
 class CutPlan:
-    """Slices of the rows of a state, the tokens of a segment if sequences are cut, and the microseconds that
-    the call is expected to take."""
+    """Slices of the rows of a state, the tokens of a segment if sequences are cut, whether the squares have a
+    launch of their own, and the microseconds that the call is expected to take."""
 
     slices: int
     segment: int | None
     us: float
+    prepared: bool = False
+
+    @property
+    def label(self) -> str:
+        """In words."""
+        cut = f", segments of {self.segment}" if self.segment else ""
+        squares = ", squares apart" if self.prepared else ""
+        return f"slices {self.slices}{cut}{squares} ({self.us:.0f} us expected)"
 
 
 def plan_of(tokens: int, sequences: int, value_heads: int, sms: int) -> CutPlan:
@@ -44,29 +55,36 @@ def plans(tokens: int, sequences: int, value_heads: int, sms: int) -> Iterator[C
     """All that a call can have, those without segments first: of plans that cost the same, the first is
     best."""
     chunks = _ceil(_ceil(tokens, sequences), CHUNK)
-    for slices in SLICES:
-        rounds = _ceil(sequences * value_heads * slices, sms)
-        yield CutPlan(slices, None, LAUNCH_US + rounds * chunks * CHUNK_US[slices])
+    squares = LAUNCH_US + SQUARE_US * _ceil(sequences * chunks * value_heads, sms)
+    for prepared in (False, True):
+        for slices in SLICES:
+            rounds = _ceil(sequences * value_heads * slices, sms)
+            us = squares * prepared + LAUNCH_US + rounds * chunks * CHUNK_US[prepared][slices]
+            yield CutPlan(slices, None, us, prepared)
     for length in dict.fromkeys(_ceil(chunks, count) for count in range(2, chunks + 1)):
         segment = CHUNK * length
         if segment >= tokens:  # nothing to cut
             continue
-        for slices in SLICES:
-            us = _cut_us(
-                segment_bound(tokens, sequences, segment), length, sequences, value_heads, slices, sms
-            )
-            yield CutPlan(slices, segment, us)
+        bound = segment_bound(tokens, sequences, segment)
+        for prepared in (False, True):
+            for slices in SLICES:
+                us = squares * prepared + _cut_us(
+                    bound, length, sequences, value_heads, slices, sms, prepared
+                )
+                yield CutPlan(slices, segment, us, prepared)
 
 
-def _cut_us(segments: int, length: int, sequences: int, value_heads: int, slices: int, sms: int) -> float:
+def _cut_us(
+    segments: int, length: int, sequences: int, value_heads: int, slices: int, sms: int, prepared: bool
+) -> float:
     """B and M, the scan, the segments."""
     followed = max(1, segments - sequences)  # of which the first of each sequence has no M
     ctas = (followed + max(0, followed - sequences)) * value_heads * slices
-    transfer = LAUNCH_US + _ceil(ctas, sms) * length * TRANSFER_US[slices]
+    transfer = LAUNCH_US + _ceil(ctas, sms) * length * TRANSFER_US[prepared][slices]
     steps = max(0, _ceil(segments, sequences) - 2)
     scan = SCAN_US + steps * (STEP_US + STATE_US * sequences * value_heads)
-    outputs = LAUNCH_US + _ceil(segments * value_heads * slices, sms) * length * CHUNK_US[slices]
-    return transfer + scan + outputs
+    rounds = _ceil(segments * value_heads * slices, sms)
+    return transfer + scan + LAUNCH_US + rounds * length * CHUNK_US[prepared][slices]
 
 
 def _ceil(count: int, step: int) -> int:
