@@ -8,8 +8,8 @@
     python scripts/prefill_bits.py --list
 
 The calls are those of `scripts/kernel_grid.py gdn_prefill` that the kernels take, and a few whose segments
-have several chunks; each with 64 and 128 rows of a state in a CTA, whole and cut into segments. A digest is
-SHA-256 of a tensor's bytes, in which every NaN has the same bits. Exit status: 0 all equal, 1 some not, 2 bad
+have several chunks; each with 64 and 128 rows of a state in a CTA, whole and cut into segments, with and
+without a launch for the squares. A digest is SHA-256 of a tensor's bytes, in which every NaN has the same bits. Exit status: 0 all equal, 1 some not, 2 bad
 arguments, 3 there is no SM90 (to record).
 """
 
@@ -41,7 +41,7 @@ from gdnbench.synth import synthesise
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_prefill.cases import cases
 from gdnbench_kernels.gdn_prefill.sm90 import sm90 as sm90_fused
-from gdnbench_kernels.gdn_prefill.sm90_cp import sm90_fused_cp
+from gdnbench_kernels.gdn_prefill.sm90_cp import sm90_fused_cp, sm90_prepared
 from gdnbench_kernels.gdn_prefill.sm90_sources import TUNINGS
 from tests.kernels.proving import chosen
 
@@ -52,6 +52,7 @@ LONGER: Mapping[str, Mapping[str, Any]] = {
     "700 and 300 tokens": {"seqlens": (700, 0, 300), "heads": (1, 2), "beta": (0.0, 2.0)},
 }
 Outputs = dict[str, Tensor]
+Launched = Mapping[str, Callable[..., Outputs]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,11 @@ def kernels() -> dict[str, Callable[..., Outputs]]:
             found[f"slices {slices}, segments of {segment}"] = partial(
                 sm90_fused_cp, slices=slices, segment=segment
             )
+        for segment in (None, *SEGMENTS):
+            cut = "" if segment is None else f", segments of {segment}"
+            found[f"squares apart, slices {slices}{cut}"] = partial(
+                sm90_prepared, slices=slices, segment=segment
+            )
     return found
 
 
@@ -112,7 +118,7 @@ def left_by(made: Made, kernel: Callable[..., Outputs], device: torch.device) ->
 TABLES = ("chunk_indices", "chunk_offsets")
 
 
-def record(path: Path, wanted: Callable[[Made], bool]) -> Exit:
+def record(path: Path, wanted: Callable[[Made], bool], launched: Launched) -> Exit:
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         print("error: no SM90 GPU to record on; --compare needs none", file=sys.stderr)
         return Exit.CANNOT_RUN
@@ -120,7 +126,7 @@ def record(path: Path, wanted: Callable[[Made], bool]) -> Exit:
     about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
     for made in filter(wanted, calls()):
         rows[made.name] = {
-            name: left_by(made, kernel, torch.device("cuda")) for name, kernel in kernels().items()
+            name: left_by(made, kernel, torch.device("cuda")) for name, kernel in launched.items()
         }
         path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")  # what is done stays
         print(made.name, file=sys.stderr, flush=True)
@@ -128,7 +134,7 @@ def record(path: Path, wanted: Callable[[Made], bool]) -> Exit:
     return Exit.PASS
 
 
-def compare(path: Path, wanted: Callable[[Made], bool]) -> Exit:
+def compare(path: Path, wanted: Callable[[Made], bool], launched: Launched) -> Exit:
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
         rows: Mapping[str, Mapping[str, Mapping[str, str]]] = about["rows"]
@@ -141,7 +147,11 @@ def compare(path: Path, wanted: Callable[[Made], bool]) -> Exit:
             print(f"{made.name}: not recorded")
             wrong += 1
             continue
-        for name, kernel in kernels().items():
+        for name, kernel in launched.items():
+            if name not in rows[made.name]:
+                print(f"{made.name}, {name}: not recorded")
+                wrong += 1
+                continue
             with active(Settings()), programs_simulated():
                 found = left_by(made, kernel, torch.device("cpu"))
             different = [
@@ -161,6 +171,9 @@ def main() -> Exit:
     parser.add_argument("names", nargs="*", help="patterns of calls' names; all if left out")
     parser.add_argument("--record", type=Path, metavar="FILE")
     parser.add_argument("--compare", type=Path, metavar="FILE")
+    parser.add_argument(
+        "--launches", nargs="+", metavar="PATTERN", help="ways to launch, such as 'slices 1*' (default: all)"
+    )
     parser.add_argument("--quick", action="store_true", help="the few small calls that meet every branch")
     parser.add_argument("--list", action="store_true", help="print the names")
     options = parser.parse_intermixed_args()
@@ -173,7 +186,10 @@ def main() -> Exit:
         return Exit.PASS
     if (options.record is None) == (options.compare is None):
         parser.error("give --record FILE or --compare FILE")
-    return record(options.record, wanted) if options.record else compare(options.compare, wanted)
+    launched = {name: one for name, one in kernels().items() if chosen(name, options.launches or ())}
+    if options.record:
+        return record(options.record, wanted, launched)
+    return compare(options.compare, wanted, launched)
 
 
 if __name__ == "__main__":
