@@ -9,8 +9,8 @@
 
 The calls are those of `scripts/kernel_grid.py gdn_prefill` that the kernels take, and a few whose segments
 have several chunks; each with 64 and 128 rows of a state in a CTA, whole and cut into segments, with and
-without a launch for the squares. A digest is SHA-256 of a tensor's bytes, in which every NaN has the same bits. Exit status: 0 all equal, 1 some not, 2 bad
-arguments, 3 there is no SM90 (to record).
+without a launch for the squares. A digest is SHA-256 of a tensor's bytes, in which every NaN has the same
+bits. Exit status: 0 all equal, 1 some not, 2 bad arguments, 3 there is no SM90 (to record).
 """
 
 from __future__ import annotations
