@@ -34,6 +34,7 @@ OWN = (
     ("prefill", 4, "sm90_fused"),
     ("prefill", 4, "tests/kernels/prefill_plans.py:sm90_wide"),
     ("prefill", 4, "tests/kernels/prefill_plans.py:sm90_cut_at_64"),
+    ("prefill", 4, "tests/kernels/prefill_plans.py:sm90_prepared_cut_at_64"),
     ("packed", 0, "sm100_fused"),
     ("kda_prefill", 0, "sm100_fused"),
     ("decode", 0, "cute"),

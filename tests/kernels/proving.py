@@ -54,9 +54,9 @@ CUT = f"{Path(__file__).with_name('prefill_plans.py')}:cut_at_64"
 """gdn_prefill's sm100_fused_cp with segments of 64 tokens: those of its own cut none of the grid's calls."""
 SM90_PLANS = tuple(
     f"{Path(__file__).with_name('prefill_plans.py')}:{name}"
-    for name in ("sm90_wide", "sm90_cut_at_64", "sm90_wide_cut_at_64")
+    for name in ("sm90_wide", "sm90_cut_at_64", "sm90_prepared_wide", "sm90_prepared_cut_at_64")
 )
-"""Hopper's kernel with all rows of a state in a CTA, and by segments of 64 tokens."""
+"""Hopper's kernels with all rows of a state in a CTA, and by segments of 64 tokens."""
 CAPTURES = Path(__file__).parents[2] / "captures"
 
 CASE_SECONDS = 60.0
@@ -93,7 +93,7 @@ GRIDS: Final = {
         Grid(
             "gdn_prefill",
             gdn_prefill_cases,
-            ("sm100", "sm100_fused", CUT, "sm90_fused", *SM90_PLANS),
+            ("sm100", "sm100_fused", CUT, "sm90_fused", "sm90_prepared", *SM90_PLANS),
             schedules=("late",),
         ),
         Grid("gdn_decode", gdn_decode_cases, ("cute",)),

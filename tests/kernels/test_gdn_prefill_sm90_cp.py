@@ -26,7 +26,7 @@ from gdnbench_kernels.gdn_prefill import sm90_cp
 from gdnbench_kernels.gdn_prefill.contract import OPERATION
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
 from gdnbench_kernels.gdn_prefill.sm90 import sm90 as sm90_fused
-from gdnbench_kernels.gdn_prefill.sm90_cp import sm90, sm90_fused_cp
+from gdnbench_kernels.gdn_prefill.sm90_cp import sm90, sm90_fused_cp, sm90_prepared
 from gdnbench_kernels.gdn_prefill.sm90_cuts import SLICES, CutPlan, plan_of, plans
 from gdnbench_kernels.gdn_prefill.sm90_segment_sources import build_scan
 from gdnbench_kernels.gdn_prefill.synth import synth
@@ -104,7 +104,8 @@ def test_plans_can_be_launched_and_the_cheapest_is_taken() -> None:
                 found = list(plans(tokens, sequences, value_heads, SMS))
                 segments = [plan.segment for plan in found if plan.segment is not None]
                 assert all(CHUNK <= segment < tokens and segment % CHUNK == 0 for segment in segments)
-                assert {plan.slices for plan in found} <= set(SLICES)
+                assert {plan.slices for plan in found} == set(SLICES)
+                assert {plan.prepared for plan in found} == {False, True}
                 assert plan_of(tokens, sequences, value_heads, SMS).us == min(plan.us for plan in found)
 
 
@@ -202,6 +203,19 @@ def test_a_sequence_of_one_or_two_segments_has_the_bits_of_the_fused_kernel(toke
     cut, fused = run(call), run_fused(call)
     assert same(cut["o"][:tokens], fused["o"][:tokens])
     assert same(cut["final_state"][:1], fused["final_state"][:1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"beta": (0.0, 2.0)}])
+@pytest.mark.parametrize("segment", [None, 64])
+def test_squares_apart_change_no_bit(segment: int | None, options: dict[str, Any]) -> None:
+    """Of a whole sequence or a segment, with either number of slices."""
+    call = synth(**BATCH, **options)
+    wanted = run_fused(call) if segment is None else run(call, segment)
+    for slices in SLICES:
+        with active(), programs_simulated():
+            found = sm90_prepared(**call.tensors, **call.scalars, segment=segment, slices=slices)
+        assert all_same(found, wanted)
 
 
 @pytest.mark.slow

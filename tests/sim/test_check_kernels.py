@@ -80,6 +80,7 @@ SLOW = [
     ("gdn_prefill sm90_fused", "NaN behind a tail"),
     ("gdn_prefill sm90_wide", "beta to 2, a tail"),
     ("gdn_prefill sm90_cut_at_64", "NaN behind a tail"),
+    ("gdn_prefill sm90_prepared_cut_at_64", "NaN behind a tail"),
     ("gdn_decode cute, bulk", "bf16, drafts"),
     ("kda_decode cute, bulk, tapped", "bf16, drafts"),
     ("swa_decode sm100", "per token, -1 in 25% of a row"),

@@ -37,6 +37,7 @@ def _subjects() -> dict[str, Subject]:
         "gdn_prefill sm100_fused": Subject(prefill, "sm100_fused"),
         "gdn_prefill sm100_fused_cp": Subject(prefill, CUT),
         "gdn_prefill sm90_fused": Subject(prefill, "sm90_fused"),
+        "gdn_prefill sm90_prepared": Subject(prefill, "sm90_prepared"),
         **{f"gdn_prefill {name.rpartition(':')[2]}": Subject(prefill, name) for name in SM90_PLANS},
         "gdn_decode cute": Subject(decode, "cute"),
         "gdn_decode cute, tapped": Subject(decode, "cute", stages=True),
