@@ -32,6 +32,8 @@ from gdnbench_kernels.gdn_prefill.sm90_squares_plan import SquareRole, SquareTun
 from gdnbench_kernels.gdn_prefill.sm90_tiles import SliceTile, allocate_scratch
 from gdnbench_kernels.plan import KernelPlan
 
+ALL_SHARED = 100
+"""Shared-memory carveout in percent: with less not all CTAs would fit."""
 AIB, P = 0, 1
 """Squares of a slot."""
 
@@ -118,6 +120,7 @@ class SquaresSm90(FusedSm90):
             grid=(ctas, 1, 1),
             block=(self.plan.threads, 1, 1),
             min_blocks_per_mp=self.plan.ctas_per_sm,
+            preferred_smem_carveout=ALL_SHARED,
             stream=stream,
         )
 
