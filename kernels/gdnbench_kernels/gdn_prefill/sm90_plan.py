@@ -15,6 +15,8 @@ GROUPS = HEAD_DIM // GROUP_ROWS
 GROUP_WARPS = 4
 GATES = 4
 """Stages of gates."""
+SCANNERS = 2
+"""Warps of GATE. A scan takes about as long as STATE takes for a chunk."""
 INVERSE_BUFFERS = 2
 K_MAJOR = "K-major, SW128"
 BY_TOKEN = "row = token, SW128"
@@ -57,6 +59,13 @@ class Tuning:
         if total > REGISTERS // self.threads_factor * self.threads_factor:
             raise ValueError(f"the warpgroups of a CTA have {REGISTERS} registers per lane, not {total}")
 
+    def for_beta(self, beta_max: float) -> Tuning:
+        """The tuning of the build for beta up to `beta_max`: beyond 1 the inverse exchanges twice as much,
+        and there is memory for one warpgroup of INVERT."""
+        if beta_max <= 1 or self.inverters == 1:
+            return self
+        return replace(self, inverters=1, state_registers=232, invert_registers=216)
+
     @property
     def groups(self) -> int:
         """Warpgroups of STATE."""
@@ -81,17 +90,16 @@ WIDE = Tuning(
 
 def roles_of(tuning: Tuning) -> type[IntEnum]:
     """First warp of each role. STATE and INVERT are warpgroups, the others share the last: setmaxnreg applies
-    to warpgroups. GATE has the most instructions of these, and in its sub-partition is the warp of INVERT
-    with the fewest."""
+    to warpgroups. GATE has the most instructions of these, and in its sub-partitions are the warps of
+    INVERT with the fewest."""
     invert = GROUP_WARPS * tuning.groups
     others = invert + GROUP_WARPS * tuning.inverters
     firsts = {
         "STATE": 0,
         "INVERT": invert,
         "GATE": others,
-        "LOAD": others + 1,
-        "VALUES": others + 2,
-        "STORE": others + 3,
+        "LOAD": others + SCANNERS,
+        "STORE": others + SCANNERS + 1,
     }
     return IntEnum("Role", firsts)
 
@@ -114,17 +122,15 @@ def planned(tuning: Tuning, split: bool = False) -> KernelPlan:
         warps={
             "STATE": states,
             "INVERT": inverters,
-            "GATE": 1,
+            "GATE": SCANNERS,
             "LOAD": 1,
-            "VALUES": 1,
             "STORE": 1,
         },
         does={
             "STATE": "64 rows of S each four warps, in registers; products 3 to 7",
             "INVERT": "a chunk each four warps, ahead of STATE: products 1 and 2, Ai beta, P",
-            "GATE": "scans g; g_cu, beta, exp(g_cu) and exp(g_last - g_cu) into SMEM",
-            "LOAD": "TMA of K and Q; zeros in K past the end of the sequence",
-            "VALUES": "TMA of V; zeros past the end of the sequence",
+            "GATE": "a chunk each warp: scans g; g_cu, beta, exp(g_cu), exp(g_last - g_cu) into SMEM",
+            "LOAD": "TMA of K, Q and V; zeros in K and V past the end of the sequence",
             "STORE": "o to global memory",
         },
         smem=(
@@ -141,9 +147,9 @@ def planned(tuning: Tuning, split: bool = False) -> KernelPlan:
         pipelines=(
             Pipeline("k", tuning.keys, "LOAD", 1, "INVERT, STATE warp", GROUP_WARPS + states, key_bytes),
             Pipeline("q", tuning.keys, "LOAD", 1, "INVERT, STATE warp", GROUP_WARPS + states, key_bytes),
-            Pipeline("v", tuning.values, "VALUES", 1, "STATE warp", states, own_bytes),
+            Pipeline("v", tuning.values, "LOAD", 1, "STATE warp", states, own_bytes),
             Pipeline("tail_k", 1, "LOAD", 1, "nobody", 1, key_bytes),
-            Pipeline("tail_v", 1, "VALUES", 1, "nobody", 1, own_bytes),
+            Pipeline("tail_v", 1, "LOAD", 1, "nobody", 1, own_bytes),
             Pipeline("gate", GATES, "GATE", 1, "INVERT, STATE warp", GROUP_WARPS + states),
             Pipeline("aib", tuning.squares, "INVERT warp", GROUP_WARPS, "STATE warp", states),
             Pipeline("p", tuning.squares, "INVERT warp", GROUP_WARPS, "STATE warp", states),
@@ -166,8 +172,8 @@ def inverse_buffers(split: bool) -> tuple[Buffer, ...]:
 SYNCS = (
     Sync("fence.mbarrier_init, barrier of the CTA", "all", "mbarriers before their use"),
     Sync("setmaxnreg", "all", "increases wait for the others' decrease"),
-    Sync("tail pipelines", "LOAD, VALUES", "K, V have landed before zeros are stored"),
-    Sync("fence.proxy.async", "LOAD, VALUES", "zeros written before products read them"),
+    Sync("tail pipelines", "LOAD", "K, V have landed before zeros are stored"),
+    Sync("fence.proxy.async", "LOAD", "zeros written before products read them"),
     Sync("barrier INVERT", "INVERT", "exchanges within the inverse: inverse.py"),
     Sync("fence.proxy.async", "INVERT", "s_aib, s_p written before products read them"),
     Sync("fence.proxy.async", "STATE", "s_o written before TMA, s_v read before TMA writes"),

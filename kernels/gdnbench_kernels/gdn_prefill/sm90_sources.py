@@ -58,7 +58,7 @@ def sm90_source(
         initial_state=initial_state,
         final_state=final_state,
         beta_max=2 if beta_max > 1 else 1,
-        **asdict(tuning),
+        **asdict(tuning.for_beta(beta_max)),
     )
 
 

@@ -39,7 +39,7 @@ def invert(
     """Compute Ai beta and P of every chunk whose number is `group` modulo the number of warpgroups."""
     tuning, outputs = kernel.tuning, kernel.outputs
     together = pipeline.NamedBarrier(barrier_id=group + Barrier.INVERT, num_threads=GROUP_WARPS * WARP)
-    warps = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % GROUP_WARPS
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % GROUP_WARPS
     chunks = kernel.chunks(cuts)
     for turn in cutlass.range(group, chunks, tuning.inverters, unroll=1):
         gate, k = blackwell.Turn.consumer(turn, GATES), blackwell.Turn.consumer(turn, tuning.keys)
@@ -57,18 +57,23 @@ def invert(
         pipelines.k.consumer_release(k)
         if cutlass.const_expr(outputs):
             pipelines.q.consumer_release(k)
-        r_a, r_qk = cute.make_rmem_tensor(VALUES, F32), cute.make_rmem_tensor(VALUES, F32)
-        put(r_a, kkt)
-        put(r_qk, qk)
-        for warp in cutlass.range_constexpr(GROUP_WARPS):
-            if warps == warp:
-                s_gate = shared.gate[None, None, gate.index]
-                s_p = address_of(shared.p, squares.index) if cutlass.const_expr(outputs) else None
-                s_aib = address_of(shared.aib, squares.index)
-                form_rows(r_a, r_qk, s_gate, s_p, pipelines, squares, warp, turn)
-                invert_rows(r_a, scratch, warp, blackwell.lane_of_turn(turn), together)
-                pipelines.aib.producer_acquire(squares)
-                scale_rows(r_a, s_gate, s_aib, warp, turn)
+        s_gate = shared.gate[None, None, gate.index]
+        # Recompute the lane: otherwise ptxas keeps addresses live from turn to turn.
+        lane = blackwell.lane_of_turn(turn)
+        r_a, p = form_rows(kkt, qk, s_gate, warp, lane)
+        if cutlass.const_expr(outputs):
+            pipelines.p.producer_acquire(squares)
+            for pair, quad in enumerate(p):
+                hopper.store_matrices(
+                    address_of(shared.p, squares.index) + Lane(warp, lane).by_row(pair), quad
+                )
+            cute.arch.fence_proxy("async.shared", space="cta")
+            pipelines.p.producer_commit(squares)
+        lane = blackwell.lane_of_turn(turn)
+        blocks = invert_rows(r_a, scratch, warp, lane, together)
+        lane = blackwell.lane_of_turn(turn)
+        pipelines.aib.producer_acquire(squares)
+        store_inverse(blocks, s_gate, address_of(shared.aib, squares.index), warp, lane)
         cute.arch.fence_proxy("async.shared", space="cta")
         pipelines.aib.producer_commit(squares)
         pipelines.gate.consumer_release(gate)
@@ -78,75 +83,126 @@ def invert(
 
 
 def form_rows(
-    r_a: cute.Tensor,
-    r_qk: cute.Tensor,
-    s_gate: cute.Tensor,
-    s_p: Any,
-    pipelines: Pipelines,
-    squares: Any,
-    warp: int,
-    turn: Any,
-) -> None:
-    """Hand over a warp's rows of P, and replace KKT in r_a by A. r_qk holds QK. A is not zero on and above its
-    diagonal: the inverse does not read it there."""
-    # Recompute the lane: otherwise ptxas keeps addresses live from turn to turn.
-    lane = blackwell.lane_of_turn(turn)
+    kkt: list[Any], qk: list[Any], s_gate: cute.Tensor, warp: Any, lane: Any
+) -> tuple[cute.Tensor, list[hopper.Quad]]:
+    """A warp's rows of A and P. A is not zero on and above its diagonal: the inverse does not read it
+    there."""
     rows = [triangle.fragment_row(warp, lane, half) for half in range(2)]
     sums = [s_gate[Row.G_CU, row] for row in rows]
     betas = [s_gate[Row.BETA, row] for row in rows]
-    p = []
-    # Row minus column of a thread's first value in the diagonal block.
-    below = lane // 4 - 2 * (lane % 4)
-    for n in range(2 * (warp + 1)):  # blocks of 8 columns, up to the diagonal
+    r_a, p = cute.make_rmem_tensor(VALUES, F32), []
+    # Row minus column of a thread's first value: of the others it differs by a constant.
+    below = triangle.fragment_row(warp, lane, 0) - triangle.fragment_column(lane, 0, 0)
+    for n in range(CHUNK // 8):
         columns = pair_values(s_gate[Row.G_CU, None], lane, n)
         for at in range(4 * n, 4 * n + 4):
             half, j = at // 2 % 2, at % 2
             factor = decay(sums[half] - columns[j], unit=LOG2)
-            if s_p is not None:
-                value = hopper.mul(r_qk[at], factor)
-                if n >= 2 * warp:
-                    distance = 8 * (n - 2 * warp) + j - 8 * half
-                    value = F32(cutlass.select_(below >= distance, value, F32(0.0)))
-                p.append(value)
-            r_a[at] = hopper.mul(hopper.mul(betas[half], r_a[at]), factor)
-    if s_p is not None:
-        pipelines.p.producer_acquire(squares)
-        store_rows(s_p, Lane(warp, lane), hopper.quads_of(p))
-        cute.arch.fence_proxy("async.shared", space="cta")
-        pipelines.p.producer_commit(squares)
+            if qk:
+                value = hopper.mul(qk[at], factor)
+                p.append(F32(cutlass.select_(below >= 8 * n + j - 8 * half, value, F32(0.0))))
+            r_a[at] = hopper.mul(hopper.mul(betas[half], kkt[at]), factor)
+    return r_a, hopper.quads_of(p)
 
 
-def scale_rows(r_ai: cute.Tensor, s_gate: cute.Tensor, s_aib: Any, warp: int, turn: Any) -> None:
-    """Write a warp's rows of Ai beta."""
-    lane = blackwell.lane_of_turn(turn)
-    scaled = []
-    for n in range(2 * (warp + 1)):
-        betas = pair_values(s_gate[Row.BETA, None], lane, n)
-        scaled += [hopper.mul(r_ai[at], betas[at % 2]) for at in range(4 * n, 4 * n + 4)]
-    store_rows(s_aib, Lane(warp, lane), hopper.quads_of(scaled))
-
-
-def store_rows(address: Any, offset: Lane, quads: list[hopper.Quad]) -> None:
-    """Store a warp's rows of a square: the given columns, and zeros."""
-    zero = cutlass.Int32(0)
-    quads = quads + [(zero, zero, zero, zero)] * (CHUNK // 16 - len(quads))
-    for pair, quad in enumerate(quads):
-        hopper.store_matrices(address + offset.by_row(pair), quad)
-
-
+@cute.jit
 def invert_rows(
-    r_a: cute.Tensor, scratch: inverse.Scratch, warp: int, lane: Any, together: pipeline.NamedBarrier
-) -> None:
-    """`inverse.invert` for one warp's rows, in its code alone."""
+    r_a: cute.Tensor,
+    scratch: inverse.Scratch,
+    warp: cutlass.Int32,
+    lane: cutlass.Int32,
+    together: pipeline.NamedBarrier,
+) -> tuple[cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor]:
+    """`inverse.invert` by one code for all warps: with one for each, the instructions of a chunk are more than
+    the SM's caches of them hold. Returns a warp's blocks of Ai: the diagonal one; that before it, of warps 1
+    and 3; the first two, of warps 2 and 3."""
     r_rows = cute.make_tensor(r_a.iterator, cute.make_layout((inverse.VALUES, inverse.WARPS)))
     s_diagonal = scratch.s_diagonal[None, None, warp]
+    r_left, r_first, r_second = (cute.make_rmem_tensor(inverse.VALUES, F32) for _ in range(3))
+    for r_block in (r_left, r_first, r_second):
+        r_block.fill(0.0)
     together.arrive_and_wait()
-    inverse._scatter_negated(r_rows[None, warp], s_diagonal, lane)
-    for column in range(warp):
-        rounded = inverse._rounded(r_rows[None, column], scratch.parts)
-        inverse._publish(rounded, scratch, warp, column, lane)
+    for column in cutlass.range_constexpr(inverse.WARPS):
+        if warp == column:
+            inverse._scatter_negated(r_rows[None, column], s_diagonal, lane)
+        if column < warp:
+            rounded = inverse._rounded(r_rows[None, column], scratch.parts)
+            inverse._publish(rounded, scratch, warp, column, lane)
     r_diagonal = inverse._invert_diagonal(s_diagonal, lane, scratch.packed)
-    inverse._merge(r_rows, r_diagonal, scratch, warp, lane, together)
+    own = inverse._rounded(r_diagonal, scratch.parts)
+    if warp < inverse.WARPS - 1:
+        inverse._publish(own, scratch, warp, warp, lane)
+    together.arrive_and_wait()
+    negated = inverse._negated(own)
+    if warp % 2 == 1:
+        r_product = inverse._product([negated], [inverse._operand(scratch, warp, warp - 1, lane)])
+        before = inverse._operand(scratch, warp - 1, warp - 1, lane)
+        r_merged = inverse._product([inverse._rounded(r_product, scratch.parts)], [before])
+        inverse._assign(r_left, r_merged)
+        if warp == 1:
+            inverse._publish(inverse._rounded(r_merged, scratch.parts), scratch, 0, 1, lane)
+    together.arrive_and_wait()
+    if warp >= 2:
+        # The left factors of columns 2 and 3; warp 2 has none of column 3.
+        third = warp == 3
+        left = inverse._negated(inverse._rounded(r_left, scratch.parts))
+        factors = [chosen(third, left, negated), chosen(third, negated, None)]
+        products = [
+            inverse._rounded(
+                inverse._product(factors, [inverse._operand(scratch, row, column, lane) for row in (2, 3)]),
+                scratch.parts,
+            )
+            for column in range(2)
+        ]
+        first = [inverse._operand(scratch, 0, 0, lane), inverse._operand(scratch, 0, 1, lane)]
+        inverse._assign(r_first, inverse._product(products, first))
+        inverse._assign(r_second, inverse._product(products[1:], [inverse._operand(scratch, 1, 1, lane)]))
+    return r_diagonal, r_left, r_first, r_second
+
+
+def chosen(condition: Any, one: inverse.Operand, other: inverse.Operand | None) -> inverse.Operand:
+    """`one` if the condition holds, else `other`, or zeros."""
+    parts = []
+    for number, r_one in enumerate(one):
+        r_part = cute.make_rmem_tensor(inverse.VALUES, cutlass.Float16)
+        words, ones = (cute.recast_tensor(x, cutlass.Int32) for x in (r_part, r_one))
+        others = None if other is None else cute.recast_tensor(other[number], cutlass.Int32)
+        for at in range(inverse.VALUES // 2):
+            instead = cutlass.Int32(0) if others is None else others[at]
+            words[at] = cutlass.Int32(cutlass.select_(condition, ones[at], instead))
+        parts.append(r_part)
+    return tuple(parts)
+
+
+@cute.jit
+def store_inverse(
+    blocks: tuple[cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor],
+    s_gate: cute.Tensor,
+    address: cutlass.Int32,
+    warp: cutlass.Int32,
+    lane: cutlass.Int32,
+) -> None:
+    """Write a warp's rows of Ai beta from its blocks of Ai, and zeros behind them."""
+    diagonal, left, first, second = blocks
+    for column in cutlass.range_constexpr(1, inverse.WARPS):
+        if column > warp:
+            zero = cutlass.Int32(0)
+            hopper.store_matrices(address + Lane(warp, lane).by_row(column), (zero, zero, zero, zero))
+    store_block(diagonal, s_gate, address, warp, warp, lane)
+    if warp % 2 == 1:
+        store_block(left, s_gate, address, warp, warp - 1, lane)
+    if warp >= 2:
+        store_block(first, s_gate, address, warp, 0, lane)
+        store_block(second, s_gate, address, warp, 1, lane)
+
+
+def store_block(
+    r_block: cute.Tensor, s_gate: cute.Tensor, address: Any, warp: Any, column: Any, lane: Any
+) -> None:
+    """Write a block of Ai beta, 16 x 16."""
+    betas = [beta for n in range(2) for beta in pair_values(s_gate[Row.BETA, None], lane, 2 * column + n)]
+    scaled = [hopper.mul(r_block[at], betas[at // 4 * 2 + at % 2]) for at in range(inverse.VALUES)]
+    hopper.store_matrices(address + Lane(warp, lane).by_row(column), hopper.quads_of(scaled)[0])
 
 
 def column_values(s_vector: cute.Tensor, lane: Any) -> list[Any]:

@@ -150,14 +150,14 @@ def read(
         put(registers.decays, decays, len(decays) * pair)
         of = [hopper.fma(-of_token(decays, at), ks[16 * pair // 2 + at], values[at]) for at in range(8)]
         x += hopper.quads_of(of)
-    # The next V is written through the async proxy: order this thread's reads before it.
-    cute.arch.fence_proxy("async.shared", space="cta")
-    pipelines.v.consumer_release(v)
     pipelines.aib.consumer_wait(squares)
     aib = hopper.descriptor(address_of(shared.aib, squares.index))
     v_new = hopper.product(None, x, (aib, SQUARE_STEPS))
     put(registers.rest, column_values(shared.gate[Row.REST, None, gate.index], lane))
     pipelines.gate.consumer_release(gate)
+    # The next V is written through the async proxy: order this thread's reads before it.
+    cute.arch.fence_proxy("async.shared", space="cta")
+    pipelines.v.consumer_release(v)
     put(registers.s, [hopper.mul(value, factor) for value in values_of(registers.s)])
     v_new, qs = hopper.wait(0, [v_new, qs], x, left)
     pipelines.aib.consumer_release(squares)
