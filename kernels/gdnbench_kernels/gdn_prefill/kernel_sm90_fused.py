@@ -139,6 +139,7 @@ class FusedSm90(ChunkFused):
     2."""
 
     tuning: Tuning = Tuning()  # noqa: RUF009 - it is frozen
+    takes_turns = False
     maps = False
     """Whether a work may be rows of M of a segment: see sm90_segments.py."""
 

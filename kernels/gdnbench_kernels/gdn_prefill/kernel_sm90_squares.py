@@ -23,8 +23,10 @@ import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
 from gdnbench_kernels import blackwell
+from gdnbench_kernels.delta_prefill.fused_tiles import load_own_rows
 from gdnbench_kernels.gdn_prefill import sm90_squares
 from gdnbench_kernels.gdn_prefill.kernel_sm90_fused import FusedSm90
+from gdnbench_kernels.gdn_prefill.kernel_sm100_fused import is_tail
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.gdn_prefill.sm90_plan import GROUP_WARPS
 from gdnbench_kernels.gdn_prefill.sm90_segments import Cuts, find_segment, located
@@ -141,8 +143,8 @@ class SquaresSm90(FusedSm90):
             sm90_squares.invert(self, cuts, pipelines, shared, scratch, cutlass.Int32(0))
         elif cutlass.const_expr(tuning.other_registers < self.start_registers):
             cute.arch.setmaxregister_decrease(tuning.other_registers)
-        if warp == role.GATE:
-            self.scan_gates(cuts, pipelines, shared, *gates)
+        if (warp >= role.GATE) & (warp < role.LOAD):
+            self.scan_every_second(cuts, pipelines, shared, gates, warp - role.GATE)
         if warp == role.LOAD:
             self.load_keys(cuts, pipelines, shared, tma)
         if warp == role.STORE:
@@ -165,6 +167,30 @@ class SquaresSm90(FusedSm90):
         place = find_segment(cuts, number // self.value_heads, 0, 0)
         found = located(cuts, place, number % self.value_heads, cutlass.Int32(0))
         return SliceTile(**{field.name: found[field.name] for field in fields(SliceTile)})
+
+    @cute.jit
+    def load_keys(self, cuts: Cuts, pipelines: Pipelines, shared: Shared, tma: Tma) -> None:
+        """Load K and Q of each chunk. Past the end of a sequence, rows of Q affect only rows of P that no row
+        of o needs; rows of K would affect others, so they are zeroed."""
+        done, tails = cutlass.Int32(0), cutlass.Int32(0)
+        first, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+        for number in cutlass.range(first, self.works(cuts), step, unroll=1):
+            work = self.work(cuts, number)
+            if work.chunks > 0:
+                length, head = work.stop - work.start, self.key_head(work)
+                k = blackwell.Turn.producer(done, self.tuning.keys)
+                pipelines.k.producer_acquire(k)
+                tail = blackwell.Turn(0, tails % 2)
+                load_own_rows(
+                    pipelines.tail_k, pipelines.k, k, tail, tma.k, shared.k, length, work.start, head
+                )
+                pipelines.q.producer_acquire(k)
+                pipelines.q.arrive_and_expect_tx(k)
+                tma.q.load(pipelines.q, k, shared.q, work.start, head)
+                tails = tails + is_tail(length)
+            done = done + work.chunks
+        pipelines.k.producer_tail_after(done)
+        pipelines.q.producer_tail_after(done)
 
     @cute.jit
     def store_squares(self, cuts: Cuts, pipelines: Pipelines, shared: Shared, tma: Tma) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
+import cutlass.pipeline as pipeline
 from cutlass.cute.nvgpu import cpasync
 
 from gdnbench_kernels import blackwell
@@ -23,6 +24,7 @@ from gdnbench_kernels.gdn_prefill.kernel_sm90_fused import FusedSm90
 from gdnbench_kernels.gdn_prefill.kernel_sm90_squares import AIB, P, by_square, slot_of
 from gdnbench_kernels.gdn_prefill.kernel_sm100_fused import is_tail
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
+from gdnbench_kernels.gdn_prefill.sm90_plan import GROUP_WARPS
 from gdnbench_kernels.gdn_prefill.sm90_segments import (
     Cuts,
     SegmentOutputs,
@@ -32,7 +34,7 @@ from gdnbench_kernels.gdn_prefill.sm90_segments import (
 )
 from gdnbench_kernels.gdn_prefill.sm90_squares_plan import PREPARED, planned_prepared, prepared_roles
 from gdnbench_kernels.gdn_prefill.sm90_tiles import Pipelines, Shared, States, Tma
-from gdnbench_kernels.plan import KernelPlan
+from gdnbench_kernels.plan import WARP, KernelPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,14 @@ class PreparedTma(Tma):
 
     def used(self) -> tuple[blackwell.Tma, ...]:
         return (*Tma.used(self), self.squares)
+
+
+TURN = 8
+"""Named barriers: that of a warpgroup of STATE, while it waits for its turn, has number TURN + group."""
+
+
+def _turn(group: Any) -> pipeline.NamedBarrier:
+    return pipeline.NamedBarrier(barrier_id=group + TURN, num_threads=2 * GROUP_WARPS * WARP)
 
 
 class Prepared:
@@ -80,15 +90,20 @@ class Prepared:
         if warp < role.GATE:
             if cutlass.const_expr(tuning.state_registers > 0):
                 cute.arch.setmaxregister_increase(tuning.state_registers)
+            group = warp // GROUP_WARPS
+            if cutlass.const_expr(self.takes_turns):  # noqa: SIM102 - the other condition is one of run time
+                if group == 1:
+                    self.pass_turn(group)
             sm90_state.recurrence(self, cuts, pipelines, shared, states, scale)
+            if cutlass.const_expr(self.takes_turns):  # noqa: SIM102 - the other condition is one of run time
+                if group == 0:
+                    self.take_turn(group)
         elif cutlass.const_expr(tuning.other_registers > 0):
             cute.arch.setmaxregister_decrease(tuning.other_registers)
-        if warp == role.GATE:
-            self.scan_gates(cuts, pipelines, shared, *gates)
+        if (warp >= role.GATE) & (warp < role.LOAD):
+            self.scan_every_second(cuts, pipelines, shared, gates, warp - role.GATE)
         if warp == role.LOAD:
-            self.load_keys(cuts, pipelines, shared, tma)
-        if warp == role.VALUES:
-            self.load_values(cuts, pipelines, shared, tma)
+            self.load(cuts, pipelines, shared, tma)
         if cutlass.const_expr(self.outputs):  # noqa: SIM102 - the other condition is one of run time
             if warp == role.STORE:
                 self.store_outputs(cuts, pipelines, shared, tma, o)
@@ -102,35 +117,82 @@ class Prepared:
         return cuts.cu_seqlens if isinstance(cuts, Cuts) else cuts
 
     @cute.jit
-    def load_values(self, cuts: Any, pipelines: Pipelines, shared: Shared, tma: PreparedTma) -> None:
-        """Load V of each chunk, with zeros past the end of a sequence, and the squares."""
+    def load(self, cuts: Any, pipelines: Pipelines, shared: Shared, tma: PreparedTma) -> None:
+        """Load K, Q and Ai beta of each chunk, V and P a turn later: their stages are released later. Past
+        the end of a sequence, rows of Q affect only rows of o that are not stored; rows of K and V would
+        affect all others, so they are zeroed."""
+        tuning = self.tuning
         chunks = self.chunks(cuts)
-        number, i = self.nonempty(cuts, cute.arch.block_idx()[0]), cutlass.Int32(0)
-        tails = cutlass.Int32(0)
-        for turn in cutlass.range(chunks, unroll=1):
-            work = self.work(cuts, number)
-            token = work.start + CHUNK * i
-            length = work.stop - token
-            squares = blackwell.Turn.producer(turn, self.tuning.squares)
-            slot = slot_of(self.bounds(cuts), work, i)
-            pipelines.aib.producer_acquire(squares)
-            pipelines.aib.arrive_and_expect_tx(squares)
-            tma.squares.load(pipelines.aib, squares, shared.aib, 0, AIB, work.head, slot)
-            v = blackwell.Turn.producer(turn, self.tuning.values)
-            pipelines.v.producer_acquire(v)
-            tail = blackwell.Turn(0, tails % 2)
-            column = self.column(work)
-            load_own_rows(pipelines.tail_v, pipelines.v, v, tail, tma.v, shared.v, length, token, column)
-            if cutlass.const_expr(self.outputs):
-                pipelines.p.producer_acquire(squares)
-                pipelines.p.arrive_and_expect_tx(squares)
-                tma.squares.load(pipelines.p, squares, shared.p, 0, P, work.head, slot)
-            tails = tails + is_tail(length)
-            number, i = self.following(cuts, work, number, i)
+        number = self.nonempty(cuts, cute.arch.block_idx()[0])
+        v_number, i, v_i = number, cutlass.Int32(0), cutlass.Int32(0)
+        tails, v_tails = cutlass.Int32(0), cutlass.Int32(0)
+        for turn in cutlass.range(chunks + 1, unroll=1):
+            if turn < chunks:
+                work = self.work(cuts, number)
+                token = work.start + CHUNK * i
+                length = work.stop - token
+                head = self.key_head(work)
+                k = blackwell.Turn.producer(turn, tuning.keys)
+                pipelines.k.producer_acquire(k)
+                tail = blackwell.Turn(0, tails % 2)
+                load_own_rows(pipelines.tail_k, pipelines.k, k, tail, tma.k, shared.k, length, token, head)
+                if cutlass.const_expr(self.outputs):
+                    pipelines.q.producer_acquire(k)
+                    pipelines.q.arrive_and_expect_tx(k)
+                    tma.q.load(pipelines.q, k, shared.q, token, head)
+                self.load_square(pipelines.aib, shared.aib, cuts, work, i, turn, tma, AIB)
+                tails = tails + is_tail(length)
+                number, i = self.following(cuts, work, number, i)
+            if turn > 0:
+                work = self.work(cuts, v_number)
+                token = work.start + CHUNK * v_i
+                length = work.stop - token
+                v = blackwell.Turn.producer(turn - 1, tuning.values)
+                pipelines.v.producer_acquire(v)
+                tail = blackwell.Turn(0, v_tails % 2)
+                column = self.column(work)
+                load_own_rows(pipelines.tail_v, pipelines.v, v, tail, tma.v, shared.v, length, token, column)
+                if cutlass.const_expr(self.outputs):
+                    self.load_square(pipelines.p, shared.p, cuts, work, v_i, turn - 1, tma, P)
+                v_tails = v_tails + is_tail(length)
+                v_number, v_i = self.following(cuts, work, v_number, v_i)
+        pipelines.k.producer_tail_after(chunks)
         pipelines.v.producer_tail_after(chunks)
         pipelines.aib.producer_tail_after(chunks)
         if cutlass.const_expr(self.outputs):
+            pipelines.q.producer_tail_after(chunks)
             pipelines.p.producer_tail_after(chunks)
+
+    def load_square(
+        self,
+        pipe: Any,
+        s_tiles: cute.Tensor,
+        cuts: Any,
+        work: Any,
+        i: Any,
+        turn: Any,
+        tma: PreparedTma,
+        which: int,
+    ) -> None:
+        """Load a square of chunk `i` of a work, the CTA's chunk number `turn`."""
+        stage = blackwell.Turn.producer(turn, self.tuning.squares)
+        pipe.producer_acquire(stage)
+        pipe.arrive_and_expect_tx(stage)
+        tma.squares.load(pipe, stage, s_tiles, 0, which, work.head, slot_of(self.bounds(cuts), work, i))
+
+    def take_turn(self, group: Any) -> None:
+        """Before product 3 of a chunk: wait for the other warpgroup's product 5, if they take turns."""
+        if self.takes_turns:
+            _turn(group).arrive_and_wait()
+
+    def pass_turn(self, group: Any) -> None:
+        """Behind product 5 of a chunk: let the other warpgroup have its turn."""
+        if self.takes_turns:
+            _turn(1 - group).arrive()
+
+    @property
+    def takes_turns(self) -> bool:
+        return bool(self.tuning.ordered) and self.tuning.groups > 1
 
     def start(
         self,

@@ -15,6 +15,7 @@ from gdnbench_kernels.gdn_prefill.sm90_plan import (
     GROUP_WARPS,
     GROUPS,
     K_MAJOR,
+    SCANNERS,
     inverse_buffers,
 )
 from gdnbench_kernels.plan import Buffer, KernelPlan, Pipeline, Sync
@@ -26,9 +27,9 @@ class SquareRole(IntEnum):
     """First warp of each role of kernel_sm90_squares.py."""
 
     INVERT = 0
-    GATE = 4
-    LOAD = 5
-    STORE = 6
+    GATE = GROUP_WARPS
+    LOAD = GROUP_WARPS + SCANNERS
+    STORE = GROUP_WARPS + SCANNERS + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class PreparedTuning:
     outputs: int = 2
     state_registers: int = 0  # as at launch
     other_registers: int = 0
+    ordered: int = 0  # whether two warpgroups of STATE take turns at products 3 and 5
 
     inverters = 0
 
@@ -78,12 +80,12 @@ def planned_squares(tuning: SquareTuning, split: bool) -> KernelPlan:
     return KernelPlan(
         name="chunk_squares_sm90",
         roles=SquareRole,
-        warps={"INVERT": GROUP_WARPS, "GATE": 1, "LOAD": 1, "STORE": 2},
+        warps={"INVERT": GROUP_WARPS, "GATE": SCANNERS, "LOAD": 1, "STORE": 1},
         does={
             "INVERT": "products 1 and 2, Ai beta, P",
-            "GATE": "scans g; g_cu and beta into SMEM",
+            "GATE": "a chunk each warp: scans g; g_cu and beta into SMEM",
             "LOAD": "TMA of K and Q; zeros in K past the end of the sequence",
-            "STORE": "squares to global memory; the second warp does nothing",
+            "STORE": "squares to global memory",
         },
         smem=(
             Buffer("s_k", keys, "bfloat16", K_MAJOR, tuning.keys),
@@ -120,8 +122,8 @@ def planned_squares(tuning: SquareTuning, split: bool) -> KernelPlan:
 def prepared_roles(tuning: PreparedTuning) -> type[IntEnum]:
     """First warp of each role of a state kernel."""
     others = GROUP_WARPS * tuning.groups
-    names = ("GATE", "LOAD", "VALUES", "STORE")
-    return IntEnum("Role", {"STATE": 0, **{name: others + at for at, name in enumerate(names)}})
+    load = others + SCANNERS
+    return IntEnum("Role", {"STATE": 0, "GATE": others, "LOAD": load, "STORE": load + 1})
 
 
 def planned_prepared(tuning: PreparedTuning, outputs: bool = True) -> KernelPlan:
@@ -141,24 +143,23 @@ def planned_prepared(tuning: PreparedTuning, outputs: bool = True) -> KernelPlan
     pipelines = [
         Pipeline("k", tuning.keys, "LOAD", 1, "STATE warp", states, KEY_BYTES),
         Pipeline("q", tuning.keys, "LOAD", 1, "STATE warp", states, KEY_BYTES),
-        Pipeline("v", tuning.values, "VALUES", 1, "STATE warp", states, own_bytes),
+        Pipeline("v", tuning.values, "LOAD", 1, "STATE warp", states, own_bytes),
         Pipeline("tail_k", 1, "LOAD", 1, "nobody", 1, KEY_BYTES),
-        Pipeline("tail_v", 1, "VALUES", 1, "nobody", 1, own_bytes),
+        Pipeline("tail_v", 1, "LOAD", 1, "nobody", 1, own_bytes),
         Pipeline("gate", GATES, "GATE", 1, "STATE warp", states),
-        Pipeline("aib", tuning.squares, "VALUES", 1, "STATE warp", states, SQUARE_BYTES),
-        Pipeline("p", tuning.squares, "VALUES", 1, "STATE warp", states, SQUARE_BYTES),
+        Pipeline("aib", tuning.squares, "LOAD", 1, "STATE warp", states, SQUARE_BYTES),
+        Pipeline("p", tuning.squares, "LOAD", 1, "STATE warp", states, SQUARE_BYTES),
         Pipeline("o", tuning.outputs, "STATE warp", states, "STORE", 1),
     ]
     of_outputs = ("s_q", "s_p", "s_o", "q", "p", "o")
     return KernelPlan(
         name="chunk_prepared_sm90",
         roles=prepared_roles(tuning),
-        warps={"STATE": states, "GATE": 1, "LOAD": 1, "VALUES": 1, "STORE": 1},
+        warps={"STATE": states, "GATE": SCANNERS, "LOAD": 1, "STORE": 1},
         does={
             "STATE": "64 rows of S each four warps, in registers; products 3 to 7",
-            "GATE": "scans g; exp(g_cu) and exp(g_last - g_cu) into SMEM",
-            "LOAD": "TMA of K and Q; zeros in K past the end of the sequence",
-            "VALUES": "TMA of V, with zeros past the end of the sequence, and of the squares",
+            "GATE": "a chunk each warp: scans g; exp(g_cu) and exp(g_last - g_cu) into SMEM",
+            "LOAD": "TMA of K, Q, V and the squares; zeros in K and V past the end of the sequence",
             "STORE": "o to global memory",
         },
         smem=tuple(buffer for buffer in smem if outputs or buffer.name not in of_outputs),
@@ -167,8 +168,8 @@ def planned_prepared(tuning: PreparedTuning, outputs: bool = True) -> KernelPlan
         syncs=(
             Sync("fence.mbarrier_init, barrier of the CTA", "all", "mbarriers before their use"),
             Sync("setmaxnreg", "all", "increases wait for the others' decrease"),
-            Sync("tail pipelines", "LOAD, VALUES", "K, V have landed before zeros are stored"),
-            Sync("fence.proxy.async", "LOAD, VALUES", "zeros written before products read them"),
+            Sync("tail pipelines", "LOAD", "K, V have landed before zeros are stored"),
+            Sync("fence.proxy.async", "LOAD", "zeros written before products read them"),
             Sync("fence.proxy.async", "STATE", "s_o written before TMA, s_v read before TMA writes"),
             Sync("wgmma.wait_group", "STATE", "operands read before their release"),
             Sync("bulk wait_group.read", "STORE", "the TMA store has read s_o before its release"),
