@@ -139,7 +139,6 @@ class FusedSm90(ChunkFused):
     2."""
 
     tuning: Tuning = Tuning()  # noqa: RUF009 - it is frozen
-    takes_turns = False
     maps = False
     """Whether a work may be rows of M of a segment: see sm90_segments.py."""
 
@@ -218,6 +217,11 @@ class FusedSm90(ChunkFused):
     def start_registers(self) -> int:
         """Registers per thread at launch."""
         return min(65536 // self.plan.threads, 255) // 8 * 8
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether the warpgroups of STATE take turns at products: see sm90_prepared.py."""
+        return False
 
     def works(self, cuts: Any) -> cutlass.Int32:
         return (cute.size(cuts) - 1) * (self.value_heads * self.tuning.slices)

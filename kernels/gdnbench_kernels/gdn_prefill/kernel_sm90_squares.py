@@ -75,7 +75,8 @@ class Shared:
     def allocate(plan: KernelPlan, smem: Any) -> Shared:
         """Allocate all buffers but the inverse's."""
         *often, gate = plan.smem[: len(fields(Shared))]
-        return Shared(*(blackwell.tiles(smem, buffer) for buffer in often), blackwell.vectors(smem, gate))
+        found = {buffer.name.removeprefix("s_"): blackwell.tiles(smem, buffer) for buffer in often}
+        return Shared(**found, gate=blackwell.vectors(smem, gate))
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,8 @@ class Tma:
     @staticmethod
     def create(k: cute.Tensor, q: cute.Tensor, squares: cute.Tensor) -> Tma:
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
-        return Tma(
-            *(blackwell.Tma.create(load, blackwell.by_head(x), (CHUNK, HEAD_DIM)) for x in (k, q)),
-            blackwell.Tma.create(store, by_square(squares), (CHUNK, CHUNK)),
-        )
+        keys, queries = (blackwell.Tma.create(load, blackwell.by_head(x), (CHUNK, HEAD_DIM)) for x in (k, q))
+        return Tma(keys, queries, blackwell.Tma.create(store, by_square(squares), (CHUNK, CHUNK)))
 
 
 @dataclass(frozen=True)

@@ -186,8 +186,8 @@ def launch_parts(
     q, k, v, g, beta, cu_seqlens = map(
         contiguous_aligned, (params.q, params.k, params.v, *gates, params.cu_seqlens)
     )
-    dtypes = (None if state is None else dtype_name(state.dtype) for state in (first, final))
-    made = Programs(params, slices, *dtypes, prepared)
+    of_first, of_final = (None if state is None else dtype_name(state.dtype) for state in (first, final))
+    made = Programs(params, slices, of_first, of_final, prepared)
     squares: tuple[Tensor, ...] = ()
     if prepared:
         shape = (tokens // CHUNK + sequences, value_heads, 2, CHUNK, CHUNK)

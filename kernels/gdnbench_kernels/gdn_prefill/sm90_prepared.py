@@ -61,12 +61,8 @@ def _turn(group: Any) -> pipeline.NamedBarrier:
     return pipeline.NamedBarrier(barrier_id=group + TURN, num_threads=2 * GROUP_WARPS * WARP)
 
 
-class Prepared:
-    """What the builds have in common; the other base is one of the fused kernel."""
-
-    tuning: Any
-    outputs: bool
-    start_registers: int
+class Prepared(FusedSm90):
+    """What the builds have in common; another base says what their works are."""
 
     @cute.kernel
     def kernel(
@@ -79,7 +75,8 @@ class Prepared:
         scale: cutlass.Float32,
     ) -> None:
         """`cuts` is what `work` finds a CTA's tokens by; `states` has methods `load` and `store`."""
-        plan, tuning, role = self.plan, self.tuning, prepared_roles(self.tuning)
+        tuning: Any = self.tuning
+        plan, role = self.plan, prepared_roles(tuning)
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = cutlass.memory.SmemAllocator()
         shared = Shared.allocate(plan, smem)
@@ -110,7 +107,8 @@ class Prepared:
 
     @property
     def plan(self) -> KernelPlan:
-        return planned_prepared(self.tuning, self.outputs)
+        tuning: Any = self.tuning
+        return planned_prepared(tuning, self.outputs)
 
     def bounds(self, cuts: Any) -> cute.Tensor:
         """cu_seqlens."""
@@ -192,7 +190,8 @@ class Prepared:
 
     @property
     def takes_turns(self) -> bool:
-        return bool(self.tuning.ordered) and self.tuning.groups > 1
+        tuning: Any = self.tuning
+        return bool(tuning.ordered) and tuning.groups > 1
 
     def start(
         self,
@@ -212,7 +211,7 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class PreparedSm90(Prepared, FusedSm90):
+class PreparedSm90(Prepared):
     """Whole sequences."""
 
     tuning: Any = PREPARED[2]

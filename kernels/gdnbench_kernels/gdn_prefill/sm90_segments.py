@@ -144,9 +144,9 @@ def located(cuts: Cuts, place: Place, head: Any, part: Any) -> dict[str, Any]:
 class SegmentStates:
     """The states of a call's segments in global memory."""
 
-    initial: cute.Tensor | None  # [N, Hv, V, K]
+    initial: Any  # [N, Hv, V, K], or None
     firsts: cute.Tensor
-    final: cute.Tensor | None  # [N, Hv, V, K]
+    final: Any  # [N, Hv, V, K], or None
 
     @cute.jit
     def load(self, rows: Rows, work: SegmentTile, r_s: cute.Tensor) -> None:
@@ -171,7 +171,7 @@ class SegmentStates:
 class TransferStates:
     """Where B and M start and where they go."""
 
-    initial: cute.Tensor | None  # [N, Hv, V, K]
+    initial: Any  # [N, Hv, V, K], or None
     firsts: cute.Tensor
     maps: cute.Tensor
 

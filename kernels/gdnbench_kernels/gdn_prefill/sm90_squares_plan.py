@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.gdn_prefill.sm90_plan import (
@@ -119,7 +120,7 @@ def planned_squares(tuning: SquareTuning, split: bool) -> KernelPlan:
     )
 
 
-def prepared_roles(tuning: PreparedTuning) -> type[IntEnum]:
+def prepared_roles(tuning: PreparedTuning) -> Any:
     """First warp of each role of a state kernel."""
     others = GROUP_WARPS * tuning.groups
     load = others + SCANNERS
