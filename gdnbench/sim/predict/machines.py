@@ -43,7 +43,7 @@ def assumed(value: float, low: float, high: float, unit: str, source: str, group
 _GUIDE = "CUDA C++ Programming Guide, compute capabilities"
 _THROUGHPUT = "CUDA C++ Programming Guide, throughput of native arithmetic instructions"
 _FITTED = "fitted to a third of the measured rows (docs/time_model.md)"
-_ASSUMED = "assumed; the range is that of published figures for sm_80 and sm_90"
+_IN_PUBLISHED = "fitted to the same rows, within published figures for sm_80 and sm_90"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +120,15 @@ H200 = Machine(
     schedulers=published(4, "", _GUIDE),
     special_cycles=published(8, "cycles", _THROUGHPUT),
     exponential_cycles=published(8, "cycles", _THROUGHPUT),
-    special_latency=assumed(30.25, 18, 40, "cycles", _ASSUMED, "latency"),
-    variable_latency=assumed(24, 22, 30, "cycles", _ASSUMED, "latency"),
+    special_latency=assumed(30.25, 18, 40, "cycles", _IN_PUBLISHED, "latency"),
+    variable_latency=assumed(24, 22, 30, "cycles", _IN_PUBLISHED, "latency"),
     integer_cycles=published(2, "cycles", _THROUGHPUT),
     convert_cycles=assumed(5, 2, 8, "cycles", _FITTED, "rate"),
-    operands_read=assumed(6, 6, 16, "cycles", _ASSUMED, "latency"),
+    operands_read=assumed(6, 6, 16, "cycles", _IN_PUBLISHED, "latency"),
     shared_latency=assumed(23, 23, 40, "cycles", _FITTED, "latency"),
     phase_latency=assumed(20, 10, 100, "cycles", _FITTED, "latency"),
     mma_cycles=assumed(9, 4, 9, "cycles", _FITTED, "rate"),
-    mma_latency=assumed(36, 28, 36, "cycles", _ASSUMED, "latency"),
+    mma_latency=assumed(36, 28, 36, "cycles", _IN_PUBLISHED, "latency"),
     tensor_rate=published(2048, "MAC/cycle", "NVIDIA H100 data sheet: 989 TFLOP/s of dense bf16"),
     memory_latency=assumed(370, 250, 520, "ns", _FITTED, "memory latency"),
     memory_rate=assumed(4000, 4000, 4500, "GB/s", _FITTED, "memory rate"),
@@ -137,7 +137,7 @@ H200 = Machine(
     memory_credit=assumed(0, 0, 65536, "bytes", _FITTED, "memory rate"),
     l2_latency=assumed(243, 200, 320, "cycles", _FITTED, "memory latency"),
     l2_rate=assumed(57, 32, 64, "bytes/cycle", _FITTED, "memory rate"),
-    l1_latency=assumed(32.375, 30, 40, "cycles", _ASSUMED, "latency"),
+    l1_latency=assumed(32.375, 30, 40, "cycles", _IN_PUBLISHED, "latency"),
     copy_latency=assumed(209, 0, 500, "cycles", _FITTED, "memory latency"),
     copy_cycles=assumed(25.7, 2, 60, "cycles", _FITTED, "rate"),
     launch=assumed(1.5, 0.7, 2.2, "us", _FITTED, "launch"),
@@ -148,10 +148,18 @@ H200 = Machine(
 )
 
 _MICROBENCH = "SemiAnalysisAI/microbench-blackwell (docs/time_model.md)"
-_LIKE_H200 = "as on an H200"
 _CURVE = "fitted to the published rates of tensor copies by bytes in flight"
+
+
+def _as_on(machine: Machine, source: str) -> Machine:
+    """`machine` for another GPU: `source` says of the parameters that nobody has published whose they are."""
+    unpublished = {name: each for name, each in machine.parameters().items() if not each.published}
+    named = {name: replace(each, source=source) for name, each in unpublished.items()}
+    return replace(machine, **named)  # type: ignore[arg-type]
+
+
 B200 = replace(
-    H200,
+    _as_on(H200, "as on an H200"),
     name="b200",
     multiprocessors=published(148, "", _MICROBENCH),
     clock=published(1.965, "GHz", _MICROBENCH),
@@ -162,20 +170,17 @@ B200 = replace(
     memory_credit=assumed(36864, 16384, 65536, "bytes", _CURVE, "memory rate"),
     l2_rate=assumed(64, 32, 64, "bytes/cycle", _CURVE, "memory rate"),
     tensor_rate=published(4096, "MAC/cycle", _MICROBENCH),
-    phase_latency=assumed(PHASE_LATENCY, 10, 100, "cycles", _LIKE_H200, "latency"),
+    phase_latency=assumed(
+        PHASE_LATENCY, 10, 100, "cycles", "assumed: a part of the published latency of a product", "latency"
+    ),
     products=tcgen05,
 )
 
 _LIKE_B200 = "as on a B200"
 _ULTRA = "NVIDIA, Inside NVIDIA Blackwell Ultra (2025)"
 B300 = replace(
-    B200,
+    _as_on(B200, _LIKE_B200),
     name="b300",
-    **{
-        name: replace(each, source=_LIKE_B200)
-        for name, each in B200.parameters().items()
-        if not each.published
-    },  # type: ignore[arg-type]
     multiprocessors=published(148, "", "NVIDIA/cudnn-frontend of 2026, tests of choose_split_kv"),
     clock=published(2.032, "GHz", "sgl-project/sglang, pull request 28460"),
     exponential_cycles=published(4, "cycles", f"{_ULTRA}: 10.7 tera-exponentials/s, 5 of a B200"),
