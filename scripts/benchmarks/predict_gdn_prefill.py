@@ -40,9 +40,9 @@ from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.machine.counters import Counters
 from gdnbench.sim.machine.memory import GlobalMemory
 from gdnbench.sim.predict import Prediction, machine_model
-from gdnbench.sim.predict.apart import predict_apart
 from gdnbench.sim.predict.launch import SAMPLED
 from gdnbench.sim.predict.machines import Machine
+from gdnbench.sim.predict.predictor import predict_in_copy
 from gdnbench.sim.ptx.ir import Module
 from gdnbench.sim.run import RunResult
 from gdnbench_kernels.contract import Call
@@ -112,7 +112,7 @@ def predicted(machine: Machine, kernel: str, call: Call, segment: int | None = N
     found: list[Prediction] = []
 
     def before(module: Module, request: LaunchRequest, memory: GlobalMemory) -> RunResult | None:
-        found.append(predict_apart(machine, module, request, memory))
+        found.append(predict_in_copy(machine, module, request, memory))
         ctas = math.prod(request.grid)
         return RunResult(Counters(), {}, 0.0, ctas) if ctas > SAMPLED else None
 

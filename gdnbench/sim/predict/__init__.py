@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from gdnbench.sim.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from gdnbench.sim.predict.apart import Predictor
     from gdnbench.sim.predict.call import PredictedCall, PredictedTime
     from gdnbench.sim.predict.launch import LATENCY, Prediction
     from gdnbench.sim.predict.machine_code import tool_versions
     from gdnbench.sim.predict.machines import GROUPS, MACHINES, machine_model, parameter_table
+    from gdnbench.sim.predict.predictor import Predictor
     from gdnbench.sim.predict.timeline import Timeline, write_timelines
 
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "gdnbench.sim.predict.apart": "Predictor",
+        "gdnbench.sim.predict.predictor": "Predictor",
         "gdnbench.sim.predict.call": "PredictedCall PredictedTime",
         "gdnbench.sim.predict.launch": "LATENCY Prediction",
         "gdnbench.sim.predict.machine_code": "tool_versions",

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gdnbench.sim.predict.apart import KILLED, Predictor
 from gdnbench.sim.predict.launch import Prediction
+from gdnbench.sim.predict.predictor import KILLED, Predictor
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from gdnbench.sim.errors import UnsupportedError
-from gdnbench.sim.predict.code import Pipe
+from gdnbench.sim.predict.regions import Pipe
 from gdnbench.sim.predict.sm import Memory, sectors_lacking
 from gdnbench.sim.predict.trace import (
     SECTOR,

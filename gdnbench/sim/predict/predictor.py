@@ -38,7 +38,7 @@ class Predictor:
             return
         drawn: list[Timeline] | None = None if self.timelines is None else []
         try:
-            found = predict_apart(self.machine, module, request, memory, drawn)
+            found = predict_in_copy(self.machine, module, request, memory, drawn)
         except UnsupportedError as error:
             self.refused = error.what
         except KernelFault as fault:  # which the launch itself reports, with what it found before
@@ -50,7 +50,7 @@ class Predictor:
             self.launches.append(found)
 
 
-def predict_apart(
+def predict_in_copy(
     machine: Machine,
     module: Module,
     request: LaunchRequest,
@@ -65,13 +65,13 @@ def predict_apart(
     # Here and not in the child, so that the next launch of the kernel finds it assembled.
     assemble(module, module.kernels[request.entry], arch_of(module, machine.name))
 
-    def apart() -> _Answer:
+    def predicted() -> _Answer:
         ctas = sampled_ctas(math.prod(request.grid), machine)
         traces = record(module, request, memory, ctas, machine)
         found: list[Timeline] = []
         return predict(machine, module, request, traces, None if timelines is None else found), found
 
-    prediction, drawn = in_a_copy(apart, f"the time of {request.entry}: {KILLED}")
+    prediction, drawn = in_a_copy(predicted, f"the time of {request.entry}: {KILLED}")
     if timelines is not None:
         timelines += drawn
     return prediction
