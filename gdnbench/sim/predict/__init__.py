@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predicts the time of a launch on a GPU that is not there: what warps did on the simulator is replayed
-against a table of the GPU's latencies and rates."""
+"""Predicts the time of a launch on an H200, B200 or B300 without that GPU: the simulator records what warps
+do, and one SM replays it against a table of the GPU's latencies and rates (docs/time_model.md).
+
+    recorder.py, trace.py, accesses.py    the trace of a CTA: blocks, accesses, operations, phases
+    machine_code.py, regions.py           the machine code of ptxas, by regions of the PTX
+    machines.py, products.py              latencies and rates of the GPUs, each with its source
+    sm.py, server.py, critical_path.py    the replay of one SM, and what its cycles were spent on
+    launch.py, call.py, predictor.py      the time of a launch and of a call
+"""
 
 from __future__ import annotations
 

@@ -46,9 +46,9 @@ ROUNDS, LEAST = 4, 96
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A launch on `machine`: predicted seconds, and the seconds between which they move with the parameters
-    that nobody has published. `limits` is the part of the SM's time in which each of its units, or its share
-    of the memory, is busy; `waits` the cycles that warps waited, by role and opcode. An SM runs `ctas` CTAs,
+    """A launch on `machine`: predicted seconds, and their range, `low` to `high`, over the parameters that
+    nobody has published. `limits`: by unit of the SM, the fraction of the SM's time in which the unit, or its
+    share of HBM, is busy. `waits`: the cycles that warps waited, by role and opcode. An SM runs `ctas` CTAs,
     `resident` at once; the launch moves `memory_bytes` from and to HBM.
 
     `path` is the critical path of the SM, "role: activity" -> cycles, the most first; they add up to
@@ -130,8 +130,8 @@ def predict(
     traces: Sequence[CtaTrace],
     timelines: list[Timeline] | None = None,
 ) -> Prediction:
-    """The time of the launch, from traces of some of its CTAs; `timelines` takes what its SM does. Raises
-    UnsupportedError without the tools that make and print machine code."""
+    """The time of the launch, from traces of some of its CTAs; its timeline is appended to `timelines`.
+    Raises UnsupportedError without ptxas and nvdisasm."""
     given, regions = _with_lacking(machine, request, traces), Regions(module, request.entry, machine)
     path, intervals = CriticalPath(), None if timelines is None else list[Interval]()
     replayed = _replay(machine, regions, module, request, given, path, intervals)

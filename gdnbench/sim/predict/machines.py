@@ -11,8 +11,8 @@ from gdnbench.sim.predict.products import PHASE_LATENCY, Products, tcgen05, wgmm
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A figure, the range that it may lie in, its unit and where it comes from. One that was fitted or
-    assumed is of a `group`."""
+    """A figure, the range in which it may lie, its unit and its source. `group` is empty if the figure is
+    published."""
 
     value: float
     low: float
@@ -48,20 +48,27 @@ _IN_PUBLISHED = "fitted to the same rows, within published figures for sm_80 and
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A GPU. Cycles are those of the SMs; rates of pipes are cycles for one warp instruction of a
-    sub-partition.
+    """A GPU. Cycles are those of the SMs. A pipe's `*_cycles` are the cycles for which one warp instruction
+    keeps the pipe of a sub-partition busy.
 
-    `special_*`, `exponential_cycles`, `integer_cycles`, `convert_cycles`, `mma_*`: MUFU, its EX2; ALU;
-    conversions between number formats; mma.sync of m16n8k16. `tensor_rate`: at most, of 16-bit elements.
-    `variable_latency`: other instructions that use a scoreboard. `operands_read`: until an instruction
-    has read its operands. `phase_latency`: from the end of a phase of a barrier to the next instruction
-    of a warp that waits. `memory_latency`: of a load from HBM, from the SM and back. `memory_burst`,
-    `memory_scatter`, `memory_credit`: see `sm.Memory`. `copy_latency`: what a bulk or tensor copy takes
-    longer than a load; `copy_cycles`: the copy engine, for each. `launch`: from the end of a launch to the
-    first CTA of the next in a CUDA graph; a programmatic one begins `programmatic_saving` earlier.
-    `cta_start`: until the first instruction of a CTA; `cta_interval`: between the starts of two CTAs of an
-    SM.
-    `products`: of wgmma or tcgen05.mma.
+    special_*            MUFU, F2I, I2F, F2F, FRND, POPC, FLO, BREV
+    exponential_cycles   MUFU.EX2
+    integer_cycles       ALU
+    convert_cycles       packed conversions: F2FP, I2FP, F2IP, I2IP
+    mma_*                mma.sync of m16n8k16
+    tensor_rate          the highest rate of an SM, for 16-bit elements
+    variable_latency     other instructions that use a scoreboard
+    operands_read        from the issue of an instruction until it has read its operands
+    phase_latency        from the end of a barrier's phase to the next instruction of a warp that waits for it
+    memory_latency       a load from HBM, from the SM and back
+    memory_burst, memory_scatter, memory_credit    see `sm.Memory`
+    copy_latency         by how much a bulk or tensor copy takes longer than a load
+    copy_cycles          the copy engine, for each copy
+    launch               from the end of a launch to the first CTA of the next one in a CUDA graph
+    programmatic_saving  by how much a programmatic dependent launch begins earlier
+    cta_start            until the first instruction of a CTA
+    cta_interval         between the starts of two CTAs of an SM
+    products             times of a wgmma or tcgen05.mma
     """
 
     name: str
@@ -97,7 +104,7 @@ class Machine:
     products: Products
 
     def moved(self, group: str, end: str) -> Machine:
-        """The same machine with the parameters of a group at that end, "low" or "high", of their ranges."""
+        """The same machine with all parameters of `group` at one `end` of their ranges, "low" or "high"."""
         return self.with_values(
             **{name: getattr(each, end) for name, each in self.parameters().items() if each.group == group}
         )

@@ -18,14 +18,14 @@ from gdnbench.sim.predict.timeline import Timeline
 from gdnbench.sim.ptx.ir import Module
 
 KILLED = "the process that predicts it was killed"
-"""How a refusal ends that another try may not have."""
+"""The end of a refusal that another try may not have."""
 
 
 @dataclass(slots=True)
 class Predictor:
-    """Predicts the launches that it is called with, for `Settings(before=...)`. `refused` says why a launch
-    has no prediction; no launch after it is predicted. `timelines` takes what an SM does in each launch, with
-    a name that begins with `name`."""
+    """Predicts each launch that it is called with, before the launch runs, for `Settings(before=...)`.
+    `refused` says why a launch has no prediction; no launch after it is predicted. If `timelines` is a list,
+    the timeline of each launch is appended to it, with a name that begins with `name`."""
 
     machine: Machine
     launches: list[Prediction] = field(default_factory=list)
@@ -57,8 +57,8 @@ def predict_in_copy(
     memory: GlobalMemory,
     timelines: list[Timeline] | None = None,
 ) -> Prediction:
-    """The predicted time of a launch that has not run yet; `timelines` takes what its SM does. Raises what
-    `record` and `predict` raise, and UnsupportedError where processes cannot be forked."""
+    """The predicted time of a launch that has not run yet; its timeline is appended to `timelines`. Raises
+    what `record` and `predict` raise, and UnsupportedError where processes cannot be forked."""
     if not hasattr(os, "fork"):
         raise UnsupportedError("the time on a system without fork")
     check_covered(module, request)

@@ -99,7 +99,7 @@ class Memory:
 
 
 def server(path: CriticalPath | None, activity: Activity) -> Server:
-    """A unit, whose services are nodes of the path if one is recorded."""
+    """A unit. Its services are nodes of the path, if one is recorded."""
     return Server() if path is None else path.server(activity)
 
 
@@ -255,7 +255,7 @@ class Sm:
         heapq.heappush(self._heap, (warp.at, self._count, warp))
 
     def busy_cycles(self) -> dict[str, float]:
-        """By unit, the cycles for which it was busy; of the units of sub-partitions the mean."""
+        """By unit, the cycles for which it was busy; for the units of sub-partitions their mean."""
         found = {pipe.value: sum(pipes[pipe].used for pipes in self.pipes) / self.parts for pipe in Pipe}
         found[Pipe.TENSOR] += self.tensor.used
         return found | {
