@@ -172,8 +172,8 @@ def test_bytes_in_flight_give_the_rates_that_a_b200_has(in_flight: int) -> None:
 
 
 def test_a_unit_is_busy_for_no_more_than_the_time() -> None:
-    """The warp ends while its 100 KB of stores wait for memory: 100 bytes a cycle take 1,000 cycles. In bursts
-    of 10^-3 bytes their standard deviation is 1000 sqrt(10^-3 / 10^5) = 0.1 cycles; ten of these are
+    """The warp ends while its 100 KB of stores wait for memory: 100 bytes a cycle take 1,000 cycles. In
+    bursts of 10^-3 bytes their standard deviation is 1000 sqrt(10^-3 / 10^5) = 0.1 cycles; ten of these are
     allowed."""
     machine = PLAIN.with_values(memory_latency=0, memory_burst=1e-3, l2_rate=1e9)
     sectors = tuple(range(100_000 // SECTOR))
