@@ -105,36 +105,41 @@ def server(path: CriticalPath | None, activity: Activity) -> Server:
 
 @dataclass(slots=True)
 class _Cta:
+    """A CTA that runs on the SM, in place `slot`. `phase_*` are by phase, the other columns by operation;
+    times are cycles, nodes are those of the critical path at that time."""
+
     trace: CtaTrace
     lacking: frozenset[int]  # sectors that L2 lacks when the CTA first needs them
     slot: int
-    arrivals: list[int]
-    over: list[float]
-    landed: dict[int, float] = field(default_factory=dict)
-    landings: dict[int, int] = field(default_factory=dict)  # nodes of the path
-    ends: dict[int, int] = field(default_factory=dict)  # of phases: nodes of the path
-    issued: dict[int, int] = field(default_factory=dict)
-    waiting: dict[int, list[_Warp]] = field(default_factory=lambda: defaultdict(list))
-    loaded: set[int] = field(default_factory=set)
+    arrivals: list[int]  # by phase, contributions that have not come yet
+    phase_times: list[float]  # of the latest contribution
+    phase_nodes: dict[int, int] = field(default_factory=dict)
+    landing_times: dict[int, float] = field(default_factory=dict)
+    landing_nodes: dict[int, int] = field(default_factory=dict)
+    issued: dict[int, int] = field(default_factory=dict)  # by how many of its warps
+    waiting: dict[int, list[_Warp]] = field(default_factory=lambda: defaultdict(list))  # by phase
+    loaded: set[int] = field(default_factory=set)  # sectors that are in L1
     warps_left: int = 0
 
 
 @dataclass(slots=True)
 class _Warp:
+    """A warp of a CTA, at cycle `at`. `next` is the number of its next step; `board_*` are by scoreboard."""
+
     cta: _Cta
     index: int
-    part: int
+    sub_partition: int
     steps: list[Step]
     at: float
     next: int = 0
     costs: Sequence[Cost] = ()  # of the region that it executes, from `place` on
     place: int = 0
-    accesses: dict[int, list[Accessed]] = field(default_factory=dict)
-    boards: list[float] = field(default_factory=lambda: [0.0] * SCOREBOARDS)
-    taken: list[int | Pending] = field(default_factory=lambda: [ROOT] * SCOREBOARDS)  # of the path
-    role: int = 0
+    accesses: dict[int, list[Accessed]] = field(default_factory=dict)  # of the region, by pc
+    board_times: list[float] = field(default_factory=lambda: [0.0] * SCOREBOARDS)  # when each is free
+    board_nodes: list[int | Pending] = field(default_factory=lambda: [ROOT] * SCOREBOARDS)
+    role: int = 0  # the path's number of the role
     node: int = ROOT  # of the path, at `at`
-    region: int = 0
+    region: int = 0  # its first pc
     noted: float = 0.0  # until when the timeline has it
 
 
@@ -171,15 +176,17 @@ class Sm:
         self.machine = machine
         self.code = code
         self.resident = resident
-        self.parts = int(machine.schedulers.value)
-        self.pipes = [{pipe: server(path, OF_PIPE[pipe]) for pipe in Pipe} for _ in range(self.parts)]
+        self.sub_partitions = int(machine.schedulers.value)
+        self.pipes = [
+            {pipe: server(path, OF_PIPE[pipe]) for pipe in Pipe} for _ in range(self.sub_partitions)
+        ]
         self.shared = server(path, Activity.SHARED)
         self.tensor = server(path, Activity.TENSOR)
         self.copier = server(path, Activity.COPIER)
         self.starter = server(path, Activity.CTA_INTERVAL)
         self.memory = Memory(machine, share, path)
-        self.streams: dict[object, tuple[float, int]] = {}  # until when, and the node of the path
-        self.ends: list[float] = []
+        self.streams: dict[object, tuple[float, int]] = {}  # cycle and node of the last landing
+        self.ends: list[float] = []  # of CTAs
         self.end = 0.0  # of the last CTA and of its stores
         self.waits: Counter[tuple[str, str]] = Counter()  # cycles by role of the warp and opcode
         self._heap: list[tuple[float, int, _Warp]] = []
@@ -244,7 +251,9 @@ class Sm:
         for index, steps in enumerate(trace.warps):
             if steps:
                 cta.warps_left += 1
-                warp = _Warp(cta, index, self._warp_number % self.parts, steps, at, node=node, noted=at)
+                warp = _Warp(
+                    cta, index, self._warp_number % self.sub_partitions, steps, at, node=node, noted=at
+                )
                 if path is not None:
                     warp.role = path.role_of(trace.roles[index])
                 self._push(warp)
@@ -256,7 +265,9 @@ class Sm:
 
     def busy_cycles(self) -> dict[str, float]:
         """By unit, the cycles for which it was busy; for the units of sub-partitions their mean."""
-        found = {pipe.value: sum(pipes[pipe].used for pipes in self.pipes) / self.parts for pipe in Pipe}
+        found = {
+            pipe.value: sum(pipes[pipe].used for pipes in self.pipes) / self.sub_partitions for pipe in Pipe
+        }
         found[Pipe.TENSOR] += self.tensor.used
         return found | {
             "shared memory": self.shared.used,
@@ -312,7 +323,7 @@ class Sm:
     def _continue(self, warp: _Warp) -> None:
         """Execute machine instructions of the region in their order, each once the scoreboards that it waits
         for are free, up to the next access: other warps that are earlier come first there."""
-        boards, costs, place = warp.boards, warp.costs, warp.place
+        boards, costs, place = warp.board_times, warp.costs, warp.place
         operands_read = self.machine.operands_read.value
         at = start = warp.at
         busy: dict[Pipe, float] = {}
@@ -327,7 +338,7 @@ class Sm:
                 if boards[board] > at:
                     at = boards[board]
                     if path is not None:
-                        node, since = path.free(warp.taken[board], at), place
+                        node, since = path.free(warp.board_nodes[board], at), place
             accesses = warp.accesses.get(code.pc) if cost.memory else None
             if accesses is not None and at > start:
                 break
@@ -343,12 +354,12 @@ class Sm:
                 if path is not None:
                     activity = RESULT_OF.get(cost.pipe, Activity.SCOREBOARD)
                     pending = Pending(node, since, place, warp.region, at, activity, code.pc)
-                    warp.taken[code.result] = pending if loaded == ROOT else loaded
+                    warp.board_nodes[code.result] = pending if loaded == ROOT else loaded
             if code.read is not None and at + operands_read > boards[code.read]:
                 boards[code.read] = at + operands_read
                 if path is not None:
                     pending = Pending(node, since, place, warp.region, at, Activity.OPERANDS, code.pc)
-                    warp.taken[code.read] = pending
+                    warp.board_nodes[code.read] = pending
             at += code.stall or 1
             place += 1
         busy[Pipe.ISSUE] = float(place - first)
@@ -362,7 +373,7 @@ class Sm:
         """When the pipes have served what the warp issued from `warp.at` to `at`: instructions `since` to
         `place` of its region after `node` of the path."""
         path, start = self.path, warp.at
-        pipes = self.pipes[warp.part]
+        pipes = self.pipes[warp.sub_partition]
         if path is None:
             for pipe, cycles in busy.items():
                 at = max(at, pipes[pipe].serve(start, cycles))
@@ -382,9 +393,9 @@ class Sm:
         """Let the warp wait until these operations have landed."""
         cta = warp.cta
         for index in operations:
-            landed = cta.landed.get(index, 0.0)
+            landed = cta.landing_times.get(index, 0.0)
             if landed > warp.at:
-                warp.at, warp.node = landed, cta.landings[index]
+                warp.at, warp.node = landed, cta.landing_nodes[index]
 
     def _accesses(self, warp: _Warp, region: Region) -> dict[int, list[Accessed]]:
         """The accesses of the steps that belong to the region, by pc; the warp's next step follows them."""
@@ -444,7 +455,7 @@ class Sm:
         if self.path is not None:
             self.path.role, self.path.pc, self.path.cause = warp.role, operation.pc, warp.node
         done, node = self._land(cta, operation, warp.at)
-        cta.landed[index], cta.landings[index] = done, node
+        cta.landing_times[index], cta.landing_nodes[index] = done, node
         for phase in operation.phases:
             self._contribute(cta, phase, done, node)
 
@@ -452,11 +463,11 @@ class Sm:
         """When the operation has landed, and the node of the path there."""
         machine, path = self.machine, self.path
         for index in operation.after:
-            landed = cta.landed.get(index, 0.0)
+            landed = cta.landing_times.get(index, 0.0)
             if landed > at:
                 at = landed
                 if path is not None:
-                    path.cause = cta.landings[index]
+                    path.cause = cta.landing_nodes[index]
         if operation.kind is Kind.COPY_IN:
             begun = self.copier.serve(at, machine.copy_cycles.value)
             lacking = sum(sector in cta.lacking for sector in operation.sectors)
@@ -490,8 +501,8 @@ class Sm:
     # Phases
 
     def _contribute(self, cta: _Cta, phase: int, at: float, node: int) -> None:
-        if at > cta.over[phase]:
-            cta.over[phase], cta.ends[phase] = at, node
+        if at > cta.phase_times[phase]:
+            cta.phase_times[phase], cta.phase_nodes[phase] = at, node
         cta.arrivals[phase] -= 1
         if not cta.arrivals[phase]:
             for warp in cta.waiting.pop(phase, ()):
@@ -505,8 +516,8 @@ class Sm:
             if cta.arrivals[phase] > 0:
                 cta.waiting[phase].append(warp)
                 return False
-        last = max(step.phases, key=cta.over.__getitem__, default=NO_PHASE)
-        over = 0.0 if last == NO_PHASE else cta.over[last]
+        last = max(step.phases, key=cta.phase_times.__getitem__, default=NO_PHASE)
+        over = 0.0 if last == NO_PHASE else cta.phase_times[last]
         self._region(warp, step.pc)
         waited = over + self.machine.phase_latency.value
         if waited > warp.at:
@@ -517,7 +528,7 @@ class Sm:
             self._note(warp, "wait")
             if self.path is not None:
                 self.path.pc = step.pc
-                warp.node = self.path.add(waited, Activity.BARRIER, cta.ends.get(last, ROOT))
+                warp.node = self.path.add(waited, Activity.BARRIER, cta.phase_nodes.get(last, ROOT))
         return True
 
 
