@@ -134,6 +134,18 @@ BF16 = cutlass.BFloat16
 
 
 @dataclass(frozen=True)
+class Position:
+    """A chunk of a CTA: its work, first token, and what belongs to the work."""
+
+    number: cutlass.Int32
+    token: cutlass.Int32
+    stop: cutlass.Int32
+    head: cutlass.Int32
+    slice: cutlass.Int32
+    sequence: cutlass.Int32
+
+
+@dataclass(frozen=True)
 class FusedSm90(ChunkFused):
     """The kernel for `heads` key heads and `value_heads` value heads; beta is at most 1, with `split` at most
     2."""
@@ -233,9 +245,36 @@ class FusedSm90(ChunkFused):
         """The first V row of a warpgroup of STATE."""
         return (work.slice * self.tuning.groups + group) * GROUP_ROWS
 
-    def column(self, work: SliceTile) -> Any:
+    def column(self, work: SliceTile | Position) -> Any:
         """The number of a work's V columns, among those of all heads."""
         return work.head * self.tuning.slices + work.slice
+
+    @cute.jit
+    def start(self, cuts: Any) -> Position:
+        """The CTA's first chunk."""
+        number = self.nonempty(cuts, cute.arch.block_idx()[0])
+        zero = cutlass.Int32(0)
+        token, stop, head, slice, sequence = zero, zero, zero, zero, zero
+        if number < self.works(cuts):
+            work = self.work(cuts, number)
+            token, stop, head, slice = work.start, work.stop, work.head, work.slice
+            sequence = work.sequence
+        return Position(number, token, stop, head, slice, sequence)
+
+    @cute.jit
+    def after(self, cuts: Any, position: Position, chunks: cutlass.Constexpr = 1) -> Position:
+        """The chunk that comes so many chunks later, which exists. Global memory is read only for another
+        work: it takes long."""
+        number, token, stop = position.number, position.token + CHUNK * chunks, position.stop
+        head, slice, sequence = position.head, position.slice, position.sequence
+        while token >= stop:
+            # In whole chunks behind the work's end.
+            behind = (token - stop) // CHUNK
+            number = self.nonempty(cuts, number + cute.arch.grid_dim()[0])
+            work = self.work(cuts, number)
+            token, stop, head, slice = work.start + CHUNK * behind, work.stop, work.head, work.slice
+            sequence = work.sequence
+        return Position(number, token, stop, head, slice, sequence)
 
     @cute.jit
     def load(self, cuts: Any, pipelines: Pipelines, shared: Shared, tma: Tma) -> None:
@@ -244,36 +283,38 @@ class FusedSm90(ChunkFused):
         others, so they are zeroed."""
         tuning = self.tuning
         chunks = self.chunks(cuts)
-        number = self.nonempty(cuts, cute.arch.block_idx()[0])
-        v_number, i, v_i = number, cutlass.Int32(0), cutlass.Int32(0)
+        keys = self.start(cuts)
+        values = keys
         tails, v_tails = cutlass.Int32(0), cutlass.Int32(0)
         for turn in cutlass.range(chunks + 1, unroll=1):
             if turn < chunks:
-                work = self.work(cuts, number)
-                token = work.start + CHUNK * i
-                length = work.stop - token
-                head = self.key_head(work)
+                length = keys.stop - keys.token
+                head = keys.head // (self.value_heads // self.heads)
                 k = blackwell.Turn.producer(turn, tuning.keys)
                 pipelines.k.producer_acquire(k)
                 tail = blackwell.Turn(0, tails % 2)
-                load_own_rows(pipelines.tail_k, pipelines.k, k, tail, tma.k, shared.k, length, token, head)
+                load_own_rows(
+                    pipelines.tail_k, pipelines.k, k, tail, tma.k, shared.k, length, keys.token, head
+                )
                 if cutlass.const_expr(self.outputs):
                     pipelines.q.producer_acquire(k)
                     pipelines.q.arrive_and_expect_tx(k)
-                    tma.q.load(pipelines.q, k, shared.q, token, head)
+                    tma.q.load(pipelines.q, k, shared.q, keys.token, head)
                 tails = tails + is_tail(length)
-                number, i = self.following(cuts, work, number, i)
+                if turn + 1 < chunks:
+                    keys = self.after(cuts, keys)
             if turn > 0:
-                work = self.work(cuts, v_number)
-                token = work.start + CHUNK * v_i
-                length = work.stop - token
+                length = values.stop - values.token
                 v = blackwell.Turn.producer(turn - 1, tuning.values)
                 pipelines.v.producer_acquire(v)
                 tail = blackwell.Turn(0, v_tails % 2)
-                column = self.column(work)
-                load_own_rows(pipelines.tail_v, pipelines.v, v, tail, tma.v, shared.v, length, token, column)
+                column = self.column(values)
+                load_own_rows(
+                    pipelines.tail_v, pipelines.v, v, tail, tma.v, shared.v, length, values.token, column
+                )
                 v_tails = v_tails + is_tail(length)
-                v_number, v_i = self.following(cuts, work, v_number, v_i)
+                if turn < chunks:
+                    values = self.after(cuts, values)
         pipelines.k.producer_tail_after(chunks)
         if cutlass.const_expr(self.outputs):
             pipelines.q.producer_tail_after(chunks)
@@ -296,27 +337,23 @@ class FusedSm90(ChunkFused):
             cute.make_rmem_tensor((2,), cutlass.Float32) for _ in range(5)
         )
         chunks = self.chunks(cuts)
-        number, i = self.nonempty(cuts, cute.arch.block_idx()[0]), cutlass.Int32(0)
-        if (warp > 0) & (chunks > 1):
-            number, i = self.following(cuts, self.work(cuts, number), number, i)
-        token, stop, head = cutlass.Int32(0), cutlass.Int32(0), cutlass.Int32(0)
+        position = self.start(cuts)
         if warp < chunks:
-            work = self.work(cuts, number)
-            token, stop, head = work.start + CHUNK * i + 2 * lane, work.stop, work.head
-            read_gates(token, stop, head, gates, (r_next_g, r_next_beta))
+            if warp > 0:
+                position = self.after(cuts, position)
+            token = position.token + 2 * lane
+            read_gates(token, position.stop, position.head, gates, (r_next_g, r_next_beta))
         for turn in cutlass.range(warp, chunks, SCANNERS, unroll=1):
             gate = blackwell.Turn.producer(turn, GATES)
             for j in cutlass.range_constexpr(2):
-                inside = token + j < stop
+                inside = position.token + 2 * lane + j < position.stop
                 r_g[j] = cutlass.select_(inside, r_next_g[j], cutlass.Float32(0.0))
                 r_beta[j] = cutlass.select_(inside, r_next_beta[j], cutlass.Float32(0.0))
             if turn + SCANNERS < chunks:
-                for _ in cutlass.range_constexpr(SCANNERS):
-                    number, i = self.following(cuts, self.work(cuts, number), number, i)
-                work = self.work(cuts, number)
-                token, stop, head = work.start + CHUNK * i + 2 * lane, work.stop, work.head
+                position = self.after(cuts, position, SCANNERS)
             # Behind the last chunk once more, which costs less than a branch around the loads.
-            read_gates(token, stop, head, gates, (r_next_g, r_next_beta))
+            token = position.token + 2 * lane
+            read_gates(token, position.stop, position.head, gates, (r_next_g, r_next_beta))
             scan(r_g, r_sum, lane, self.gate_unit)
             g_last = cute.arch.shuffle_sync(r_sum[1], WARP - 1)
             pipelines.gate.producer_acquire(gate)

@@ -40,10 +40,9 @@ AIB, P = 0, 1
 """Squares of a slot."""
 
 
-def slot_of(cu_seqlens: cute.Tensor, work: Any, i: Any = 0) -> Any:
-    """The slot of chunk `i` of a work, which begins with a chunk of its sequence."""
-    start = cu_seqlens[work.sequence]
-    return (start - cu_seqlens[0]) // CHUNK + work.sequence + (work.start - start) // CHUNK + i
+def slot_of(origin: Any, sequence: Any, token: Any) -> Any:
+    """The slot of the chunk of a sequence that begins with `token`; `origin` is cu_seqlens[0]."""
+    return (token - origin) // CHUNK + sequence
 
 
 def by_square(squares: cute.Tensor) -> cute.Tensor:
@@ -199,7 +198,7 @@ class SquaresSm90(FusedSm90):
         for number in cutlass.range(first, self.works(cuts), step, unroll=1):
             work = self.work(cuts, number)
             if work.chunks > 0:
-                slot = slot_of(cuts.cu_seqlens, work)
+                slot = slot_of(cuts.cu_seqlens[0], work.sequence, work.start)
                 stage = blackwell.Turn.consumer(done, self.tuning.squares)
                 for pipe, s_tiles, which in (
                     (pipelines.p, shared.p, P),

@@ -20,7 +20,7 @@ from cutlass.cute.nvgpu import cpasync
 from gdnbench_kernels import blackwell
 from gdnbench_kernels.delta_prefill.fused_tiles import load_own_rows
 from gdnbench_kernels.gdn_prefill import sm90_state
-from gdnbench_kernels.gdn_prefill.kernel_sm90_fused import FusedSm90
+from gdnbench_kernels.gdn_prefill.kernel_sm90_fused import FusedSm90, Position
 from gdnbench_kernels.gdn_prefill.kernel_sm90_squares import AIB, P, by_square, slot_of
 from gdnbench_kernels.gdn_prefill.kernel_sm100_fused import is_tail
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
@@ -119,41 +119,44 @@ class Prepared(FusedSm90):
         """Load K, Q and Ai beta of each chunk, V and P a turn later: their stages are released later. Past
         the end of a sequence, rows of Q affect only rows of o that are not stored; rows of K and V would
         affect all others, so they are zeroed."""
-        tuning = self.tuning
+        tuning: Any = self.tuning
         chunks = self.chunks(cuts)
-        number = self.nonempty(cuts, cute.arch.block_idx()[0])
-        v_number, i, v_i = number, cutlass.Int32(0), cutlass.Int32(0)
+        origin = self.bounds(cuts)[0]
+        keys = self.start(cuts)
+        values = keys
         tails, v_tails = cutlass.Int32(0), cutlass.Int32(0)
         for turn in cutlass.range(chunks + 1, unroll=1):
             if turn < chunks:
-                work = self.work(cuts, number)
-                token = work.start + CHUNK * i
-                length = work.stop - token
-                head = self.key_head(work)
+                length = keys.stop - keys.token
+                head = keys.head // (self.value_heads // self.heads)
                 k = blackwell.Turn.producer(turn, tuning.keys)
                 pipelines.k.producer_acquire(k)
                 tail = blackwell.Turn(0, tails % 2)
-                load_own_rows(pipelines.tail_k, pipelines.k, k, tail, tma.k, shared.k, length, token, head)
+                load_own_rows(
+                    pipelines.tail_k, pipelines.k, k, tail, tma.k, shared.k, length, keys.token, head
+                )
                 if cutlass.const_expr(self.outputs):
                     pipelines.q.producer_acquire(k)
                     pipelines.q.arrive_and_expect_tx(k)
-                    tma.q.load(pipelines.q, k, shared.q, token, head)
-                self.load_square(pipelines.aib, shared.aib, cuts, work, i, turn, tma, AIB)
+                    tma.q.load(pipelines.q, k, shared.q, keys.token, head)
+                self.load_square(pipelines.aib, shared.aib, origin, keys, turn, tma, AIB)
                 tails = tails + is_tail(length)
-                number, i = self.following(cuts, work, number, i)
+                if turn + 1 < chunks:
+                    keys = self.after(cuts, keys)
             if turn > 0:
-                work = self.work(cuts, v_number)
-                token = work.start + CHUNK * v_i
-                length = work.stop - token
+                length = values.stop - values.token
                 v = blackwell.Turn.producer(turn - 1, tuning.values)
                 pipelines.v.producer_acquire(v)
                 tail = blackwell.Turn(0, v_tails % 2)
-                column = self.column(work)
-                load_own_rows(pipelines.tail_v, pipelines.v, v, tail, tma.v, shared.v, length, token, column)
+                column = self.column(values)
+                load_own_rows(
+                    pipelines.tail_v, pipelines.v, v, tail, tma.v, shared.v, length, values.token, column
+                )
                 if cutlass.const_expr(self.outputs):
-                    self.load_square(pipelines.p, shared.p, cuts, work, v_i, turn - 1, tma, P)
+                    self.load_square(pipelines.p, shared.p, origin, values, turn - 1, tma, P)
                 v_tails = v_tails + is_tail(length)
-                v_number, v_i = self.following(cuts, work, v_number, v_i)
+                if turn < chunks:
+                    values = self.after(cuts, values)
         pipelines.k.producer_tail_after(chunks)
         pipelines.v.producer_tail_after(chunks)
         pipelines.aib.producer_tail_after(chunks)
@@ -165,18 +168,19 @@ class Prepared(FusedSm90):
         self,
         pipe: Any,
         s_tiles: cute.Tensor,
-        cuts: Any,
-        work: Any,
-        i: Any,
+        origin: Any,
+        position: Position,
         turn: Any,
         tma: PreparedTma,
         which: int,
     ) -> None:
-        """Load a square of chunk `i` of a work, the CTA's chunk number `turn`."""
-        stage = blackwell.Turn.producer(turn, self.tuning.squares)
+        """Load a square of a chunk, the CTA's number `turn`."""
+        tuning: Any = self.tuning
+        stage = blackwell.Turn.producer(turn, tuning.squares)
         pipe.producer_acquire(stage)
         pipe.arrive_and_expect_tx(stage)
-        tma.squares.load(pipe, stage, s_tiles, 0, which, work.head, slot_of(self.bounds(cuts), work, i))
+        slot = slot_of(origin, position.sequence, position.token)
+        tma.squares.load(pipe, stage, s_tiles, 0, which, position.head, slot)
 
     def take_turn(self, group: Any) -> None:
         """Before product 3 of a chunk: wait for the other warpgroup's product 5, if they take turns."""
@@ -193,7 +197,7 @@ class Prepared(FusedSm90):
         tuning: Any = self.tuning
         return bool(tuning.ordered) and tuning.groups > 1
 
-    def start(
+    def begin(
         self,
         tma: Tma,
         squares: cute.Tensor,
@@ -236,7 +240,7 @@ class PreparedSm90(Prepared):
         """The tensors are those of `FusedSm90` and of kernel_sm90_squares.py."""
         tma = Tma.create(k, q, v, o, self.tuning.slices)
         states = States(initial_state, final_state)
-        self.start(tma, squares, (g, beta), cu_seqlens, states, o, scale, ctas, stream)
+        self.begin(tma, squares, (g, beta), cu_seqlens, states, o, scale, ctas, stream)
 
 
 @dataclass(frozen=True)
@@ -268,7 +272,7 @@ class PreparedOutputs(Prepared, SegmentOutputs):
         cuts = Cuts(cu_seqlens, cute.size(firsts, mode=[0]), tokens)
         states = SegmentStates(initial_state, firsts, final_state)
         tma = Tma.create(k, q, v, o, self.tuning.slices)
-        self.start(tma, squares, (g, beta), cuts, states, o, scale, ctas, stream)
+        self.begin(tma, squares, (g, beta), cuts, states, o, scale, ctas, stream)
 
 
 @dataclass(frozen=True)
@@ -298,4 +302,4 @@ class PreparedTransfer(Prepared, SegmentTransfer):
         states = TransferStates(initial_state, firsts, maps)
         tma = Tma.create(k, None, v, None, self.tuning.slices)
         one = cutlass.Float32(1.0)
-        self.start(tma, squares, (g, beta), cuts, states, None, one, ctas, stream)
+        self.begin(tma, squares, (g, beta), cuts, states, None, one, ctas, stream)
