@@ -60,20 +60,22 @@ from gdnbench.timing.result import KernelTiming, Rates, RecordTiming
 from gdnbench.timing.rotation import RotationOptions
 from gdnbench.timing.statistics import MIN_PLACEMENTS, Rule
 from gdnbench_kernels.contract import Call
-from gdnbench_kernels.gdn_prefill.sm90_cuts import plans as cuts
-from gdnbench_kernels.gpu import SM90, multiprocessors
+from gdnbench_kernels.gdn_prefill.sm90_cuts import alternatives, plan_of
+from gdnbench_kernels.gpu import H200_SMS, SM90, multiprocessors
 from gdnbench_kernels.run import run_kernel
 from scripts.benchmarks import bench_gdn_decode as decode
 
 OP = "gdn_prefill"
 OURS = "sm90"
+PLANNED = "plans"
+"""A name among `--kernels`: the kernel for Hopper in several plans."""
 STATES = "float32"
 KERNELS = (OURS, decode.PEER, "fla")
 ROWS = ((1, 2048), (1, 8192), (1, 32768), (8, 2048), (4, 2048))
 HEADS = ((16, 32), (16, 64), (2, 8))
 DRAWN = 2048
 """Tokens that are drawn; longer calls repeat them, because no kernel's time depends on values."""
-SETS = 32
+SETS = 16
 """Of buffers of a placement, at most."""
 PLANS = 8
 """Of a row of a sweep."""
@@ -196,12 +198,11 @@ def loaded(names: Sequence[str]) -> tuple[list[LoadedKernel], dict[str, Failure]
 
 
 def candidates(shape: Shape, options: argparse.Namespace) -> list[LoadedKernel]:
-    """The kernel for Hopper in PLANS plans: those that `plan_of` expects to be fastest, the chosen one
-    first."""
+    """The kernel for Hopper in several plans, the one that it takes first."""
     from gdnbench_kernels.gdn_prefill.sm90_cp import sm90_of
 
-    tokens, sms = shape.batch * shape.steps, multiprocessors(device_of(options.on), SM90)
-    few = sorted(cuts(tokens, shape.batch, shape.heads[1], sms), key=lambda plan: plan.us)[:PLANS]
+    sms = multiprocessors(device_of(options.on), SM90)
+    few = alternatives(shape.batch * shape.steps, shape.batch, shape.heads[1], sms)[:PLANS]
     entry, found = operation(OP).kernels["sm90_fused"], []
     for plan in few:
         function: Any = partial(sm90_of, plan=plan)
@@ -221,7 +222,8 @@ def timed(
     seen = {} if options.unjudged else judged(call, kernels)
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    rotation = RotationOptions(placements=MIN_PLACEMENTS, most_sets=SETS, seed=options.seed)
+    placements = options.placements or MIN_PLACEMENTS
+    rotation = RotationOptions(placements=placements, most_sets=SETS, seed=options.seed)
     bench = Bench(call, op, device, given.mode, rotation, given.clock)
     subjects, unfit = ready(bench, kernels, seen)
     failed = tuple(KernelTiming(name, one.outcome, one.reason) for name, one in {**unfit, **lacking}.items())
@@ -357,6 +359,9 @@ def page(kept: Mapping[str, Sequence[decode.Timed]], op: str = OP) -> str:
         " time. Outputs"
         f" are held to fp64 on the GPU, at most {BOUND:g} times the error of the same roundings in torch.",
     ]
+    lines = [line for timings in kept.values() for one in timings for line in summary(*one)]
+    if lines:
+        parts += ["## Beside FlashInfer", decode.markdown(SUMMARY, lines)]
     for name, timings in kept.items():
         parts += [f"## {name}", *decode.about(timings), decode.markdown(decode.HEAD, decode.table(timings))]
     return "\n\n".join(parts) + "\n"
@@ -365,17 +370,59 @@ def page(kept: Mapping[str, Sequence[decode.Timed]], op: str = OP) -> str:
 def run_timings(options: argparse.Namespace) -> Exit:
     shapes, names = chosen(options), options.kernels.split(",")
     kept, new = decode.load_kept(options.out / "timings.json", Shape), list[decode.Timed]()
-    kernels, lacking = loaded(names)
+    kernels, lacking = loaded([name for name in names if name != PLANNED])
     for shape in shapes:
-        new.append((shape, timed(shape, kernels, lacking, options)))
+        planned = candidates(shape, options) if PLANNED in names else []
+        new.append((shape, timed(shape, [*planned, *kernels], lacking, options)))
         kept[shape.group] = [one for one in new if one[0].heads == shape.heads]
         decode.save_kept(options.out, kept, OP, page)  # what was measured stays, whatever comes
         say_timing(*new[-1])
     for name in dict.fromkeys(shape.group for shape in shapes):
         print(f"{name}\n{decode.markdown(decode.HEAD, decode.table(kept[name]))}", flush=True)
-    missed = decode.failed(new, names[0])
+    print(decode.markdown(SUMMARY, [line for one in new for line in summary(*one)]))
+    missed = decode.failed(new, names[0]) if PLANNED not in names else slower(new)
     print("\n".join([*missed, f"{len(new)} calls, {len(missed)} failed"]))
     return Exit.MISMATCH if missed else Exit.PASS
+
+
+def ours_of(shape: decode.Shape, timing: RecordTiming) -> KernelTiming | None:
+    """The time of `sm90`: of that name, or of the plan that it takes on an H200."""
+    plan = plan_of(shape.batch * shape.steps, shape.batch, shape.heads[1], H200_SMS)
+    found = timing.kernel(OURS) or timing.kernel(plan.label)
+    return found if found is not None and found.timed else None
+
+
+def summary(shape: decode.Shape, timing: RecordTiming) -> list[tuple[str, ...]]:
+    """A row of SUMMARY, if both were timed."""
+    ours, peer = ours_of(shape, timing), timing.kernel(decode.PEER)
+    if ours is None or ours.summary is None or peer is None or peer.summary is None:
+        return []
+    plan = plan_of(shape.batch * shape.steps, shape.batch, shape.heads[1], H200_SMS)
+    timed = [one for one in timing.kernels if one.summary is not None and one.name.startswith(f"{OURS}: ")]
+    best = min(timed, key=lambda one: one.summary.median if one.summary else 0.0, default=ours)
+    assert best.summary is not None
+    us, peer_us = 1e6 * ours.summary.median, 1e6 * peer.summary.median
+    what = plan.label.removeprefix(f"{OURS}: ")
+    faster = "" if best is ours else f"{best.name.removeprefix(f'{OURS}: ')}: {1e6 * best.summary.median:.1f}"
+    ratio = peer_us / us
+    verdict = "faster" if ratio > 1 else "**slower**"
+    where = (f"{shape.batch}x{shape.steps}", f"{shape.heads[0]}/{shape.heads[1]}")
+    return [(*where, f"{us:.1f}", what, f"{peer_us:.1f}", f"{ratio:.2f}", verdict, faster)]
+
+
+SUMMARY = ("tokens", "H/Hv", "sm90 us", "its plan", "FlashInfer us", "FlashInfer / sm90", "", "fastest plan")
+
+
+def slower(timings: Sequence[decode.Timed]) -> list[str]:
+    """A line for each row that is slower than FlashInfer's, or has no such time."""
+    found = []
+    for shape, timing in timings:
+        lines = summary(shape, timing)
+        if not lines or "slower" in lines[0][6]:
+            found.append(
+                f"{shape.where}: not faster than FlashInfer: {lines[0][5] if lines else 'not timed'}"
+            )
+    return found
 
 
 def run_sweep(options: argparse.Namespace) -> Exit:
@@ -454,13 +501,16 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     found.add_argument("--out", type=Path, default=decode.RESULTS / OP)
     found.add_argument("--on", default="cuda", help="cuda, or cpu for kernels that run there")
-    found.add_argument("--kernels", default=",".join(KERNELS), help="separated by commas")
+    found.add_argument(
+        "--kernels", default=",".join(KERNELS), help=f"separated by commas; {PLANNED}: plans of sm90"
+    )
     found.add_argument("--heads", default=",".join(f"{h}/{hv}" for h, hv in HEADS), help="H/Hv, a table each")
     found.add_argument("--rows", default=",".join(f"{n}x{t}" for n, t in ROWS), help="sequences x tokens")
     found.add_argument("--seconds", type=float, default=8.0, help="of a row, at most")
     found.add_argument("--precision", type=float, default=0.01, help="of every ratio, as a part of 1")
     found.add_argument("--busy", action="store_true", help="do not look at clocks and other processes")
     found.add_argument("--unjudged", action="store_true", help="times alone, nothing of errors")
+    found.add_argument("--placements", type=int, default=0, help="of buffers in memory (default: 6)")
     found.add_argument("--profile", action="store_true", help="name the GPU's kernels of each call too")
     found.add_argument("--seed", type=int, default=0)
     found.add_argument("--gates", action="store_true", help="errors by gate span instead of times")

@@ -15,17 +15,17 @@ from gdnbench_kernels.chunks import segment_bound
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
 
 SLICES = (1, 2)
-CHUNK_US = {False: {1: 3.0, 2: 2.2}, True: {1: 1.4, 2: 1.0}}
+CHUNK_US = {False: {1: 2.3, 2: 1.8}, True: {1: 1.7, 2: 1.3}}
 """Microseconds of a chunk in a CTA that has all rows of a value head, or half of them; True: with its squares
 in memory."""
-TRANSFER_US = {False: {1: 2.4, 2: 1.9}, True: {1: 1.2, 2: 0.8}}
+TRANSFER_US = {False: {1: 2.1, 2: 1.6}, True: {1: 1.4, 2: 1.1}}
 """The same without outputs."""
-SQUARE_US = 1.1
+SQUARE_US = 0.95
 """Of the squares of a chunk and value head, on an SM."""
-LAUNCH_US = 5.5
+LAUNCH_US = 5.0
 """Of a launch: until its CTAs have their first chunks, and the last state's way to memory."""
-SCAN_US, STEP_US, STATE_US = 4.0, 1.3, 0.02
-"""Of the scan: once, of a step, and of each state in a step."""
+SCAN_US, STEP_US, SCANNED = 2.5, 1.6, 10
+"""Of the scan, and of a step for up to SCANNED value heads of all sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class CutPlan:
         """In words."""
         cut = f", segments of {self.segment}" if self.segment else ""
         squares = ", squares apart" if self.prepared else ""
-        return f"slices {self.slices}{cut}{squares} ({self.us:.0f} us expected)"
+        return f"sm90: slices {self.slices}{cut}{squares}"
 
 
 def plan_of(tokens: int, sequences: int, value_heads: int, sms: int) -> CutPlan:
@@ -74,6 +74,22 @@ def plans(tokens: int, sequences: int, value_heads: int, sms: int) -> Iterator[C
                 yield CutPlan(slices, segment, us, prepared)
 
 
+def alternatives(tokens: int, sequences: int, value_heads: int, sms: int) -> list[CutPlan]:
+    """The plan of a call, then others that may be as fast: of each number of slices, with and without a
+    launch for the squares, the best one that cuts nothing and the best two that do."""
+    found: dict[tuple[int, bool, bool], list[CutPlan]] = {}
+    for plan in sorted(plans(tokens, sequences, value_heads, sms), key=lambda plan: plan.us):
+        kept = found.setdefault((plan.slices, plan.prepared, plan.segment is None), [])
+        if len(kept) < 2:
+            kept.append(plan)
+    few = sorted((plan for kept in found.values() for plan in kept), key=lambda plan: plan.us)
+    return [plan for plan in few if plan.us < FAR * few[0].us]
+
+
+FAR = 1.5
+"""Times the expected time of the best plan, from which on others are no alternatives."""
+
+
 def _cut_us(
     segments: int, length: int, sequences: int, value_heads: int, slices: int, sms: int, prepared: bool
 ) -> float:
@@ -82,7 +98,7 @@ def _cut_us(
     ctas = (followed + max(0, followed - sequences)) * value_heads * slices
     transfer = LAUNCH_US + _ceil(ctas, sms) * length * TRANSFER_US[prepared][slices]
     steps = max(0, _ceil(segments, sequences) - 2)
-    scan = SCAN_US + steps * (STEP_US + STATE_US * sequences * value_heads)
+    scan = SCAN_US + steps * STEP_US * max(1.0, sequences * value_heads / SCANNED)
     rounds = _ceil(segments * value_heads * slices, sms)
     return transfer + scan + LAUNCH_US + rounds * length * CHUNK_US[prepared][slices]
 
