@@ -33,6 +33,11 @@ def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
             os.fsync(file.fileno())
 
 
+def replace_message(path: Path, text: str) -> None:
+    """`replace_text` for text that may quote a store: half of a surrogate pair becomes its escape."""
+    replace_text(path, text.encode("utf-8", "backslashreplace").decode("utf-8"))
+
+
 def copy_whole(source: Path, path: Path) -> None:
     """Copy the file `source` to `path`, in place of a file that is there. OSError leaves what was there."""
     with _in_place_of(path) as unfinished:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python
 # SPDX-License-Identifier: Apache-2.0
-"""Holds the time model to measured times: predicts the rows of results/ and prints how far off it is.
+"""Compares the time model with measured times: predicts the rows of results/ and prints the errors.
 
     python scripts/validate_time_model.py                          every row; some 15 minutes on two cores
     python scripts/validate_time_model.py 'swa portable *'         rows whose names match
@@ -35,7 +35,7 @@ from functools import partial
 from itertools import combinations
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gdnbench.cli.console import progress, table
 from gdnbench.errors import Exit
@@ -234,17 +234,32 @@ def fit(seconds: float) -> dict[str, float]:
     return values
 
 
-def pairs(ratios: Mapping[str, float]) -> tuple[int, int]:
-    """Of rows of one call that differ by more than `APART`: how many pairs are in the right order, of how
-    many."""
+class Compared(NamedTuple):
+    """Predicted and measured seconds of a call; `fitted`: parameters were fitted on the row."""
+
+    call: str
+    predicted: float
+    measured: float
+    fitted: bool = False
+
+
+def errors(rows: Sequence[Compared]) -> tuple[float, float]:
+    """The median and the 90th percentile of |predicted / measured - 1|; at least one row."""
+    found = sorted(abs(one.predicted / one.measured - 1) for one in rows)
+    return statistics.median(found), found[min(int(0.9 * len(found)), len(found) - 1)]
+
+
+def pairs(rows: Sequence[Compared]) -> tuple[int, int]:
+    """Of rows of one call, not both fitted, that differ by more than `APART` measured: how many pairs are in
+    the right order, of how many."""
     right = count = 0
-    for one, other in combinations(_recorded, 2):
-        if one.call != other.call or (one.fits and other.fits):
+    for one, other in combinations(rows, 2):
+        if one.call != other.call or (one.fitted and other.fitted):
             continue
-        slower, faster = (one, other) if one.seconds > other.seconds else (other, one)
-        if slower.seconds > (1 + APART) * faster.seconds:
+        slower, faster = (one, other) if one.measured > other.measured else (other, one)
+        if slower.measured > (1 + APART) * faster.measured:
             count += 1
-            right += ratios[slower.name] * slower.seconds > ratios[faster.name] * faster.seconds
+            right += slower.predicted > faster.predicted
     return right, count
 
 
@@ -312,12 +327,14 @@ def _report(ratios: Mapping[str, float]) -> int:
     ]
     headers = ("row", "fitted", "measured us", "predicted us", "ratio")
     print(table(headers, lines, headers[2:]))
-    held = [one for one in _recorded if not one.fits]
-    errors = sorted(abs(ratios[one.name] - 1) for one in held)
-    if not errors:
+    compared = [
+        Compared(one.call, ratios[one.name] * one.seconds, one.seconds, one.fits) for one in _recorded
+    ]
+    held = [one for one in compared if not one.fitted]
+    if not held:
         return Exit.PASS
-    median, ninetieth = statistics.median(errors), errors[min(int(0.9 * len(errors)), len(errors) - 1)]
-    right, count = pairs(ratios)
+    median, ninetieth = errors(held)
+    right, count = pairs(compared)
     print(
         f"{len(held)} rows that were not fitted: median error {median:.1%} (limit {MEDIAN:.0%}),"
         " 90th percentile"

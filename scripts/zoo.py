@@ -430,7 +430,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run_all(bugs: Sequence[Bug], options: argparse.Namespace) -> int:
     folder = options.folder.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInputError(f"--folder {options.folder}: {error.strerror}") from None
     results, interrupted, began = [], False, time.monotonic()
     try:
         for bug in bugs:

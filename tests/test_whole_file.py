@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gdnbench.whole_file import new_file, replace_text
+from gdnbench.whole_file import new_file, replace_message, replace_text
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -80,3 +80,8 @@ def test_a_new_file_has_its_name_when_it_is_whole(
         (tmp_path / "late").write_bytes(b"another's")
     assert (tmp_path / "late").read_bytes() == b"another's"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "late"]
+
+
+def test_half_of_a_surrogate_pair_becomes_its_escape_in_a_message(tmp_path: Path) -> None:
+    replace_message(tmp_path / "a.xml", "layer \udc80 ü")
+    assert (tmp_path / "a.xml").read_bytes() == b"layer \\udc80 \xc3\xbc"

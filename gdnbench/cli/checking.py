@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from gdnbench.cli.console import print_note
 from gdnbench.errors import BadInputError
+from gdnbench.whole_file import replace_message
 
 if TYPE_CHECKING:
     from gdnbench.sim import Accepted, Finding
@@ -113,6 +114,6 @@ def write_delays(
 
 def _write(option: str, path: Path, text: str) -> None:
     try:
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        replace_message(path, text)
     except OSError as error:
         raise BadInputError(f"{option} {path}: {error.strerror or error}") from None

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
@@ -111,7 +112,26 @@ def build(entry: Entry) -> Any:
     complete_parameters(tree.params)
     for parameter in tree.params:
         convert_at_once(parameter)
+        refuse_streams(parameter)
     return tree
+
+
+def refuse_streams(parameter: Any) -> None:
+    """Has a parameter that names a file or folder refuse "-", which other programs take for stdin or stdout:
+    a file of that name would be read or written."""
+    kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)  # typer 0.29 or later
+    named = getattr(getattr(parameter, "type", None), "name", "")  # earlier ones
+    if kind is not Path and named != "path" and parameter.name not in ("out", "store"):
+        return
+    converted = parameter.process_value
+
+    def process_value(context: Any, value: Any) -> Any:
+        if value == "-":
+            reason = "- is neither stdin nor stdout here; name a file, as ./- if it is called so"
+            raise typer.BadParameter(reason, ctx=context, param=parameter)
+        return converted(context, value)
+
+    parameter.process_value = process_value
 
 
 def convert_at_once(parameter: Any) -> None:

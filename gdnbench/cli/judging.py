@@ -14,6 +14,7 @@ import typer
 from gdnbench.cli.console import encodable, print_json_text, print_lines, print_wide, table
 from gdnbench.cli.terminal import has_colours, painted
 from gdnbench.errors import BadInputError
+from gdnbench.whole_file import replace_message
 
 HEATMAP = "Draw errors by chunk and head on a log scale: of failing tensors, else the largest errors."
 
@@ -81,7 +82,7 @@ def finish(
             print_lines("\n" + drawn.removesuffix("\n"))
     if junit is not None:
         try:
-            junit.write_text(to_junit(report), encoding="utf-8", errors="backslashreplace")
+            replace_message(junit, to_junit(report))
         except OSError as error:
             raise BadInputError(f"--junit {junit} cannot be written: {error.strerror}") from None
     raise typer.Exit(report.exit_code if exit_code is None else exit_code)

@@ -13,6 +13,7 @@ from gdnbench.cli.console import print_json, print_line, print_note, progress, t
 from gdnbench.cli.stores import open_store
 from gdnbench.errors import BadInputError, Exit
 from gdnbench.tables import End, Fit
+from gdnbench.whole_file import replace_message
 
 if TYPE_CHECKING:
     from gdnbench.lineage.check import LineageReport
@@ -96,7 +97,7 @@ def _write_junit(report: LineageReport, path: Path) -> None:
     from gdnbench.report.lineage import to_junit
 
     try:
-        path.write_text(to_junit(report), encoding="utf-8", errors="backslashreplace")
+        replace_message(path, to_junit(report))
     except OSError as error:
         raise BadInputError(f"--junit {path} cannot be written: {error.strerror}") from None
 

@@ -30,7 +30,7 @@ from gdnbench.sim.errors import InputError
 from gdnbench.sim.finding import Finding, Severity
 from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.machine.memory import GlobalMemory
-from gdnbench.sim.predict.addresses import Placed, addresses, need_tools
+from gdnbench.sim.predict.addresses import AddressedInstruction, addresses, need_tools
 from gdnbench.sim.predict.machine_code import arch_of
 from gdnbench.sim.ptx.ir import Kernel, Module
 
@@ -94,8 +94,8 @@ class KernelDelays:
     """A kernel's machine code, the instructions of it to delay by their address, and which of them are on."""
 
     name: str
-    code: tuple[Placed, ...]
-    points: dict[int, Placed] = field(default_factory=dict)
+    code: tuple[AddressedInstruction, ...]
+    points: dict[int, AddressedInstruction] = field(default_factory=dict)
     on: set[int] = field(default_factory=set)
 
 
@@ -164,7 +164,7 @@ def delays_for(findings: Iterable[Finding], launched: Launched, machine: str | N
     return found
 
 
-def points_of(code: Sequence[Placed], pc: int, does: str) -> list[Placed]:
+def points_of(code: Sequence[AddressedInstruction], pc: int, does: str) -> list[AddressedInstruction]:
     """The machine instructions that do what the PTX instruction at `pc` `does`."""
     ptx = does.split()[0]
     known = [prefix for prefix in OPCODES if ptx == prefix or ptx.startswith(f"{prefix}.")]
@@ -172,7 +172,7 @@ def points_of(code: Sequence[Placed], pc: int, does: str) -> list[Placed]:
     return [one for one in code if one.pc == pc and one.opcode.partition(".")[0] in opcodes]
 
 
-def checksum(name: str, code: Iterable[Placed]) -> str:
+def checksum(name: str, code: Iterable[AddressedInstruction]) -> str:
     """FNV-1a with 64 bits of the name, and of each instruction's text and address, in hexadecimal digits. It
     is CUTracer's own where NVBit prints instructions as nvdisasm does."""
     value = 14695981039346656037

@@ -166,16 +166,7 @@ def run_ptx(
     grid, block, cluster = _extents("grid", grid), _extents("block", block), _extents("cluster", cluster)
     if preferred_cluster is not None:
         preferred_cluster = _extents("preferred_cluster", preferred_cluster)
-    if not _is_integer(smem, 0):
-        raise LaunchError(f"smem {smem!r}: a number of bytes, 0 or more")
-    if registers is not None and not _is_integer(registers, 0):
-        raise LaunchError(f"registers {registers!r}: those of a thread, or None if they are not known")
-    if progress is not None and not callable(progress):
-        raise LaunchError(f"progress {progress!r}; a function of (CTAs done, of how many), or None")
-    if memory is not None and not isinstance(memory, GlobalMemory):
-        raise LaunchError(f"memory is of type {type(memory).__name__}: a GlobalMemory, or None")
-    if not isinstance(ptx, str | Module):
-        raise LaunchError(f"ptx is of type {type(ptx).__name__}: the text, or what parse() made of it")
+    _check_types(ptx, smem, registers, progress, memory)
     with limit:
         module = parse(ptx) if isinstance(ptx, str) else ptx
     if not isinstance(entry, str) or entry not in module.kernels:
@@ -250,8 +241,9 @@ def run_observed(
     only: Sequence[int] | None,
     multiprocessors: int | None = None,
 ) -> RunResult:
-    """Run the CTAs `only` of a launch that host code requested, all if it is None, one after the other, each
-    with its observer. Raises what `run_ptx` raises."""
+    """Run the CTAs of a launch that host code requested one after the other. `observer` makes the observer of
+    each CTA. `only`: the numbers of the CTAs or clusters that run, all if None. `multiprocessors`: those of
+    the GPU, 148 if None. Raises what `run_ptx` raises."""
     return run_ptx(
         module,
         request.entry,
@@ -269,6 +261,20 @@ def run_observed(
         path=True,
         only=only,
     )
+
+
+def _check_types(ptx: object, smem: object, registers: object, progress: object, memory: object) -> None:
+    """Raises LaunchError for arguments of `run_ptx` that are of another type."""
+    if not _is_integer(smem, 0):
+        raise LaunchError(f"smem {smem!r}: a number of bytes, 0 or more")
+    if registers is not None and not _is_integer(registers, 0):
+        raise LaunchError(f"registers {registers!r}: those of a thread, or None if they are not known")
+    if progress is not None and not callable(progress):
+        raise LaunchError(f"progress {progress!r}; a function of (CTAs done, of how many), or None")
+    if memory is not None and not isinstance(memory, GlobalMemory):
+        raise LaunchError(f"memory is of type {type(memory).__name__}: a GlobalMemory, or None")
+    if not isinstance(ptx, str | Module):
+        raise LaunchError(f"ptx is of type {type(ptx).__name__}: the text, or what parse() made of it")
 
 
 def _extents(name: str, given: object) -> Dim3:

@@ -1,16 +1,17 @@
 #!/usr/bin/env python
 # SPDX-License-Identifier: Apache-2.0
-"""Predicts kernels of gdn_prefill side by side on a GPU that is not there.
+"""Predicts the times of kernels of gdn_prefill side by side, without the GPU.
 
     python scripts/benchmarks/predict_gdn_prefill.py                              every row and kernel
     python scripts/benchmarks/predict_gdn_prefill.py --rows 1x2048 --heads 16/32 --kernels sm100_fused
     python scripts/benchmarks/predict_gdn_prefill.py --machine h200 --json FILE
 
-A row is sequences x tokens of each. Kernels run on the simulator with calls of that shape whose values are 0:
-no branch of these kernels depends on values. Launches of more CTAs than a prediction samples do not run.
+A row is the number of sequences x the tokens of each. Kernels run on the simulator with calls of that shape
+whose values are 0: no branch of these kernels depends on values. Launches of more CTAs than a prediction
+samples do not run.
 
-Where a CTA goes through a sequence or segment of more than 32 chunks, the call is not run as it is: calls
-with 16 and 32 chunks in their place are predicted, and each further chunk takes what those between them took.
+Where a CTA processes a sequence or segment of more than 32 chunks, calls with 16 and 32 chunks are predicted
+in its place; each further chunk takes a sixteenth of their difference.
 
 FlashInfer must be importable (PYTHONPATH), ptxas and nvdisasm on PATH. Exit status: 0, 2 bad arguments, 3 a
 kernel could not be predicted.
@@ -40,9 +41,9 @@ from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.machine.counters import Counters
 from gdnbench.sim.machine.memory import GlobalMemory
 from gdnbench.sim.predict import Prediction, machine_model
-from gdnbench.sim.predict.apart import predict_apart
 from gdnbench.sim.predict.launch import SAMPLED
 from gdnbench.sim.predict.machines import Machine
+from gdnbench.sim.predict.predictor import predict_in_copy
 from gdnbench.sim.ptx.ir import Module
 from gdnbench.sim.run import RunResult
 from gdnbench_kernels.contract import Call
@@ -53,12 +54,12 @@ from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 ROWS = ("1x2048", "1x8192", "1x32768", "8x2048", "64x512")
 HEADS = ("16/32", "16/64", "2/8")
 SEQUENTIAL = (FUSED, "flashinfer_plain")
-"""Kernels of which a CTA goes through a whole sequence."""
+"""Kernels in which one CTA processes a whole sequence."""
 AUTO = "sm100_auto"
 FEW, MANY = 16, 32
 """Chunks of the calls from which longer sequences are extrapolated."""
-BYTES, FLOP, TENSOR = 776, 165_200, 2.37e15
-"""Of a fused kernel, per token and value head with Hv / H = 2 (docs/prefill.md); bf16 FLOP/s of a B200."""
+BYTES, FLOP = 776, 165_200
+"""Of a fused kernel, per token and value head with Hv / H = 2 (docs/prefill.md, "Work and traffic")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +109,12 @@ def call_of(sequences: int, tokens: int, heads: int, value_heads: int) -> Call:
 
 
 def predicted(machine: Machine, kernel: str, call: Call, segment: int | None = None) -> Time:
-    """The launches of a call, one after the other; `segment` for `SPLIT`."""
+    """The time of a call's launches, one after the other. `segment`: tokens of a segment of
+    sm100_fused_cp."""
     found: list[Prediction] = []
 
     def before(module: Module, request: LaunchRequest, memory: GlobalMemory) -> RunResult | None:
-        found.append(predict_apart(machine, module, request, memory))
+        found.append(predict_in_copy(machine, module, request, memory))
         ctas = math.prod(request.grid)
         return RunResult(Counters(), {}, 0.0, ctas) if ctas > SAMPLED else None
 
@@ -150,9 +152,11 @@ def time_of(machine: Machine, kernel: str, sequences: int, tokens: int, heads: t
 
 
 def floor(machine: Machine, tokens: int, value_heads: int) -> float:
-    """The least seconds of a fused kernel's bytes and FLOP."""
+    """The least seconds of a fused kernel: its bytes at the memory's rate or its FLOP at the tensor
+    cores'."""
     work = tokens * value_heads
-    return max(work * BYTES / (machine.memory_rate.value * 1e9), work * FLOP / TENSOR)
+    flop_rate = 2 * machine.tensor_rate.value * machine.multiprocessors.value * machine.clock.value * 1e9
+    return max(work * BYTES / (machine.memory_rate.value * 1e9), work * FLOP / flop_rate)
 
 
 def main() -> int:

@@ -1,14 +1,14 @@
 #!/usr/bin/env python
 # SPDX-License-Identifier: Apache-2.0
-"""Holds the time model to calls that had never been measured when it predicted them.
+"""Compares the time model with calls that had never been measured when it predicted them.
 
     python scripts/benchmarks/predicted_then_measured.py --predict FILE              here, on the simulator
     python scripts/benchmarks/predicted_then_measured.py --predict FILE --memory-rate 2879 [--calls first]
     python scripts/benchmarks/predicted_then_measured.py --measure FILE              on a CUDA GPU
     python scripts/benchmarks/predicted_then_measured.py --compare PREDICTED MEASURED
 
-`SETS` are shapes of which results/ had no time when they were predicted. `--predict` writes what the model
-of an H200 says of them, and that file is committed before anything is measured. `--memory-rate` replaces the
+`SETS` are shapes of which results/ had no time when they were predicted. `--predict` writes the model's times
+of an H200 for them, and that file is committed before anything is measured. `--memory-rate` replaces the
 one parameter of that name, in GB/s: the rest of an H100 is an H200. `--measure` times the same calls as
 results/ were measured: cold, many launches in one CUDA graph, the median of its rounds; outputs are judged.
 `--compare` prints both.
@@ -23,11 +23,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +52,7 @@ from gdnbench_kernels.swa_decode.contract import KERNELS
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.sizes import MAX_WINDOW
 from scripts.benchmarks import bench_gdn_decode, bench_kda_decode, bench_swa_decode
-from scripts.validate_time_model import APART, MEDIAN, NINETIETH, PAIRS, Row, recorded
+from scripts.validate_time_model import MEDIAN, NINETIETH, PAIRS, Compared, Row, errors, pairs, recorded
 
 GDN, KDA, SWA = bench_gdn_decode.Shape, bench_kda_decode.Shape, bench_swa_decode.Shape
 Shape = bench_gdn_decode.Shape | bench_swa_decode.Shape
@@ -111,12 +109,12 @@ SECOND: Sequence[Shape] = (
 SETS: Mapping[str, Sequence[Shape]] = {"first": FIRST, "second": SECOND}
 WINDOW_KERNELS = ("portable", "wgmma")
 ROUNDS = 20
-"""Of a graph of swa_decode, as bench_swa_decode.py has it."""
+"""How often a graph of swa_decode runs, as in bench_swa_decode.py."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Seconds a launch: quartiles. `fault` is what the judge says against the outputs, or nothing."""
+    """Quartiles of the seconds of a launch. `fault`: why the outputs are wrong; empty if they are right."""
 
     median: float
     lower: float
@@ -254,17 +252,6 @@ def save(path: Path, about: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(about, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def pairs(rows: Sequence[tuple[str, float, float]]) -> tuple[int, int]:
-    """Of (call, predicted, measured): how many pairs of kernels are in the right order, of how many."""
-    right = count = 0
-    for one, other in combinations(rows, 2):
-        slower, faster = (one, other) if one[2] > other[2] else (other, one)
-        if one[0] == other[0] and slower[2] > (1 + APART) * faster[2]:
-            count += 1
-            right += slower[1] > faster[1]
-    return right, count
-
-
 def compare(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> int:
     times = {(row["call"], row["kernel"]): row for row in measured["rows"]}
     lines, held = [], []
@@ -274,7 +261,7 @@ def compare(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> int:
             lines.append((row["call"], row["kernel"], f"{1e6 * row['seconds']:.2f}", "", "", "", "", ""))
             continue
         ratio = row["seconds"] / found["seconds"]
-        held.append((row["call"], row["seconds"], found["seconds"]))
+        held.append(Compared(row["call"], row["seconds"], found["seconds"]))
         lines.append(
             (
                 row["call"],
@@ -292,8 +279,7 @@ def compare(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> int:
     if not held:
         print("error: no row was both predicted and measured", file=sys.stderr)
         return Exit.BAD_INPUT
-    errors = sorted(abs(one / other - 1) for _, one, other in held)
-    median, ninetieth = statistics.median(errors), errors[min(int(0.9 * len(errors)), len(errors) - 1)]
+    median, ninetieth = errors(held)
     right, count = pairs(held)
     print(
         f"{len(held)} of {len(predicted['rows'])} rows measured, on {measured['device']}"

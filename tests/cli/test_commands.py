@@ -273,3 +273,27 @@ def test_json_of_a_number_that_strict_json_lacks(capsys: pytest.CaptureFixture[s
 def test_a_table_shows_nothing_that_a_terminal_obeys() -> None:
     shown = table(("name", "n"), [("\x1b[2Jé\n", 1), ("表", 100)], right=("n",))
     assert shown.split("\n") == ["name          n", "\\x1b[2Jé\\n    1", "表          100"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("time", "s.zarr", "--timeline", "-"),
+        ("report", "run.json", "-o", "-"),
+        ("synth", "-", "--op", "gdn_decode"),
+        ("merge", "-", "a.zarr", "b.zarr"),
+        ("bisect", "input", "s.zarr", "0", "--kernel", "torch", "--out=-"),
+        ("export", "s.zarr", "0", "--to", "npz", "-o", "-"),
+        ("compile", "gdn_decode", "-o", "-"),
+        ("ls", "-"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_dash_is_no_file(
+    gdnbench: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = gdnbench(*words)
+    assert (result.code, result.out) == (2, "")
+    assert ": - is neither stdin nor stdout here; name a file, as ./- if it is called so; see " in result.err
+    assert not list(tmp_path.iterdir())

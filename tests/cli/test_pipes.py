@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,28 @@ def test_streams_may_be_closed_ahead_of_the_program(prefills: Path) -> None:
     program = f"{started}from gdnbench.cli.main import console_main; console_main()"
     ran = subprocess.run([sys.executable, "-c", program, prefills], capture_output=True, text=True)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+
+
+INTERRUPTED_IMPORT = """
+import importlib, signal, sys
+
+class Interrupts:
+    def find_spec(name, path, target=None):
+        if name == "typer":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts)
+module, _, function = sys.argv.pop().partition(":")
+getattr(importlib.import_module(module), function)()
+"""
+
+
+def test_an_interrupt_of_the_first_imports_ends_with_a_line() -> None:
+    """Of the console script that pyproject.toml names: 130 is what a shell says of a program that SIGINT
+    ended."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    script = project["project"]["scripts"]["gdnbench"]
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT, script]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (130, "")
+    assert ran.stderr == "gdnbench: interrupted; what was finished is kept\n"

@@ -151,7 +151,7 @@ def mixed() -> tuple[Given, Tensor]:
     return given, given.run()
 
 
-@pytest.mark.parametrize("engine", ["compiled", "interpreter"])
+@pytest.mark.parametrize("engine", quick(["compiled", "interpreter"], 0))
 @pytest.mark.parametrize("schedule", quick(["late", "early", "random:1", "random:2"], 2))
 def test_bits_are_those_of_every_schedule(mixed: tuple[Given, Tensor], engine: str, schedule: str) -> None:
     given, o = mixed

@@ -60,7 +60,7 @@ def test_a_sequence_with_an_sm_for_each_segment_takes_less_time_split() -> None:
 def test_a_call_has_the_bits_of_the_chosen_kernel(
     monkeypatch: pytest.MonkeyPatch, segment: int | None
 ) -> None:
-    call = synth(seqlens=(130, 0, 64), heads=(1, 1), initial_state=True)
+    call = synth(seqlens=(130, 0, 64), heads=(1, 2), initial_state=True)
     kernel = sm100_fused if segment is None else partial(sm100_fused_cp, segment=segment)
     if segment is not None:
         monkeypatch.setattr(auto, "plan_of", lambda *shapes: PrefillPlan(SPLIT, segment, 0.0))

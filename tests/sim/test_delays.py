@@ -22,7 +22,7 @@ from gdnbench.sim.delays import (
     read_dump,
 )
 from gdnbench.sim.errors import InputError, Place
-from gdnbench.sim.predict.addresses import Placed, _placed
+from gdnbench.sim.predict.addresses import AddressedInstruction, _addressed
 
 # As nvdisasm prints it; the second instruction is for PTX instruction 9 - 1.
 LISTING = """
@@ -49,7 +49,7 @@ def _evidence(first: str | None, second: str, warps: tuple[tuple[int, int], ...]
 
 
 def _delays() -> Delays:
-    code = tuple(_placed(LISTING, "k"))
+    code = tuple(_addressed(LISTING, "k"))
     return Delays([KernelDelays("k", code, {one.address: one for one in points_of(code, 8, LOAD)}, {0x10})])
 
 
@@ -82,7 +82,7 @@ def test_what_no_delay_shows(pair: Evidence, reason: str) -> None:
 
 def test_machine_instructions_of_an_access() -> None:
     """An address computation of the same line is not delayed, nor is another PTX instruction."""
-    code = tuple(_placed(LISTING, "k"))
+    code = tuple(_addressed(LISTING, "k"))
     texts = ["MOV R1, c[0x0][0x28]", "@!P0 LDTM.16dp256bit.x8 R4, tmem[UR8]", "IADD3 R1, R1, 0x1, RZ"]
     assert [(one.address, one.text) for one in code] == [*zip((0, 0x10, 0x20), texts, strict=True)]
     assert [one.address for one in points_of(code, 8, LOAD)] == [0x10]
@@ -100,7 +100,7 @@ def test_the_checksum_is_fnv_1a(name: str, hash_: str) -> None:
 def test_the_checksum_counts_text_and_address() -> None:
     """CUTracer hashes the text with its semicolon, then xors the whole address: as if it were a byte, for one
     below 256. A NUL byte is what address 0 is."""
-    nop = Placed(0, "NOP", 0, 0, None, None, 0, "NOP")
+    nop = AddressedInstruction(0, "NOP", 0, 0, None, None, 0, "NOP")
     assert checksum("k", (nop,)) == checksum("kNOP ;\0", ())
 
 

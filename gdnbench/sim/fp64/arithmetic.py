@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from gdnbench.sim.fp64.registers import KINDS, Kind, RegisterShadows, own_reader, put, reader
+from gdnbench.sim.fp64.registers import KINDS, Kind, RegisterShadows, kernel_reader, reader, write_values
 from gdnbench.sim.interpreter.operation import Step, Thread
 from gdnbench.sim.machine.engine_interface import Lanes
 from gdnbench.sim.machine.shadow_cells import E4M3, E5M2, F32, F64, Doubles
@@ -116,7 +116,7 @@ def arithmetic(ins: Instruction) -> Rule | None:
     saturates, relu = ins.has("sat"), ins.has("relu")
     one = _UNIT_ONE.get(kind.shape)
     addends: list[int] = {"add": [0, 1], "sub": [0, 1], "fma": [2], "mad": [2]}.get(ins.op, [])
-    owns = [own_reader(ins, ins.sources[i], sources[i]) for i in addends] if one is not None else []
+    owns = [kernel_reader(ins, ins.sources[i], sources[i]) for i in addends] if one is not None else []
 
     def rule(thread: Thread, shadows: RegisterShadows, lanes: Lanes, step: Step) -> None:
         operands = [read(thread, shadows) for read in reads]
@@ -127,7 +127,9 @@ def arithmetic(ins: Instruction) -> Rule | None:
         if relu:
             result = np.where(result < 0, 0.0, result)
         step(thread, lanes)
-        put(shadows, dest, kind, result, lanes, np.zeros(result.shape, np.bool_) if integral else None)
+        write_values(
+            shadows, dest, kind, result, lanes, np.zeros(result.shape, np.bool_) if integral else None
+        )
 
     return rule
 
@@ -165,6 +167,6 @@ def conversion(ins: Instruction) -> Rule | None:
         if saturates:
             values = np.where(np.isnan(values), 0.0, np.clip(values, 0.0, 1.0))
         step(thread, lanes)
-        put(shadows, dest, target, values, lanes)
+        write_values(shadows, dest, target, values, lanes)
 
     return rule

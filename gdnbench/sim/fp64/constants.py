@@ -10,8 +10,10 @@ this is one of
     1 / sqrt(n) for n up to 1024, and its product with log2(e): softmax and query scales
     a decimal of up to six digits, such as 1e-6 or 0.044715
 
-in an immediate or a parameter of 32 bits. Any other constant is exactly what its bits are: the coefficients
-of a XX"""
+in an immediate or a parameter of 32 bits. Any other constant is exactly what its bits are, such as a
+coefficient of a polynomial. So is a constant that a kernel has in two parts, log2(e) = hi + lo in f32: hi
+stands for itself where lo is another constant of the kernel.
+"""
 
 from __future__ import annotations
 

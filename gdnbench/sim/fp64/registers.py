@@ -28,7 +28,7 @@ from gdnbench.sim.machine.shadow_cells import (
 )
 from gdnbench.sim.ptx.ir import Immediate, Instruction, Register, Sink
 
-ROOM = 8  # bytes of a register, as the register file holds it
+ROOM = 8  # bytes of each register in the register file
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +61,14 @@ class RegisterShadows:
         self.shadowed = [False] * len(file.bits)
 
     def clear(self, index: int, lanes: Lanes) -> None:
-        """These lanes have no shadow."""
+        """Remove the register's shadow in these lanes."""
         if self.shadowed[index]:
             self._marks[index][lanes] = 0
             if lanes.all():
                 self.shadowed[index] = False
 
     def write(self, index: int, lanes: Lanes, cells: Cells) -> None:
-        """Cells [32, bytes] of the register's low bytes; the others have no shadow."""
+        """Write the cells [32, n] of the register's low n bytes; its other bytes get no shadow."""
         width = cells.shape[1]
         if not marks_of(cells)[lanes].any():
             self.clear(index, lanes)
@@ -143,8 +143,8 @@ def reader(ins: Instruction, operand: object, kind: Kind) -> ReadDoubles:
     return fixed
 
 
-def own_reader(ins: Instruction, operand: object, kind: Kind) -> ReadDoubles:
-    """The number that an operand's bits are."""
+def kernel_reader(ins: Instruction, operand: object, kind: Kind) -> ReadDoubles:
+    """How the kernel's own number of an operand is read, without its shadow: f64[32, count]."""
     get = fetch(ins, operand, f"u{8 * kind.size}")
 
     def read(thread: Thread, shadows: RegisterShadows) -> Doubles:
@@ -154,7 +154,7 @@ def own_reader(ins: Instruction, operand: object, kind: Kind) -> ReadDoubles:
     return read
 
 
-def put(
+def write_values(
     shadows: RegisterShadows,
     dest: object,
     kind: Kind,

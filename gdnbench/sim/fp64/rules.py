@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from gdnbench.sim.fp64.arithmetic import Rule, arithmetic, conversion, is_intended_rounding
-from gdnbench.sim.fp64.follow import follow
+from gdnbench.sim.fp64.bit_arithmetic import bit_arithmetic
 from gdnbench.sim.fp64.memory import ACCESSES
 from gdnbench.sim.fp64.moves import MOVES, narrow, no_shadow
 from gdnbench.sim.fp64.registers import KINDS, RegisterShadows
@@ -48,7 +48,7 @@ def rule_of(ins: Instruction) -> Rule | None:
         product = mma(ins) if ins.types[0] in ("f32", "f16") else None
         return no_shadow(ins) if product is None else product
     computed = arithmetic(ins) if ins.types and ins.types[0] in KINDS else None
-    return _counted(ins, follow(ins)) if computed is None else computed
+    return _counted(ins, bit_arithmetic(ins)) if computed is None else computed
 
 
 def _conversion(ins: Instruction) -> Rule:

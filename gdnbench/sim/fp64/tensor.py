@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gdnbench.sim.fp64.arithmetic import Rule
-from gdnbench.sim.fp64.registers import Kind, RegisterShadows, put, reader
+from gdnbench.sim.fp64.registers import Kind, RegisterShadows, reader, write_values
 from gdnbench.sim.interpreter.matrix import operand_parts
 from gdnbench.sim.interpreter.operation import Step, Thread
 from gdnbench.sim.machine.cta import Cta
@@ -39,7 +39,7 @@ def mma(ins: Instruction) -> Rule | None:
         total = _rows(a, 2) @ _rows(b, 1).T + _sums(c, halves)
         step(thread, lanes)
         for dest, values in zip(dests, _results(total, halves), strict=True):
-            put(shadows, dest, c_kind, values, lanes)
+            write_values(shadows, dest, c_kind, values, lanes)
 
     return rule
 

@@ -20,18 +20,18 @@ BANKS = 32
 WORD = 4
 """Shared memory has 32 banks of 4 bytes a cycle (CUDA Programming Guide, "Shared Memory")."""
 MATRIX_ROW = 16
+"""Bytes that a lane of ldmatrix or stmatrix addresses."""
 LINE_SECTORS = 4
-PATTERNS = 1 << 16
-"""Of accesses, that are kept."""
-
-
 LINE = SECTOR * LINE_SECTORS
+PATTERNS = 1 << 16
+"""How many patterns of lane addresses each cache keeps."""
 _ABSENT = np.iinfo(np.uint64).max
 """In place of the address of a lane that does not take part."""
 
 
 def accessed(ins: Instruction, lanes: npt.NDArray[np.uint32], addresses: Addresses) -> Iterator[Accessed]:
-    """The steps of executions of `ins` by these lanes, uint32[n], with these addresses, uint64[n, 32]."""
+    """A step for each of n executions of `ins`: `lanes` are the masks of active lanes, uint32[n], `addresses`
+    what each lane accesses, uint64[n, 32]."""
     bits = (lanes[:, None] >> np.arange(LANES, dtype=np.uint32)) & 1
     given = np.where(bits.astype(np.bool_), addresses, _ABSENT)
     width = MATRIX_ROW if ins.form.by_rows else ins.vec * max(width_of(ins.types[-1]) // 8, 1)
@@ -82,8 +82,8 @@ def _space(ins: Instruction, address: int) -> Space:
 
 
 def _bank_cycles(row: npt.NDArray[np.uint64], mask: npt.NDArray[np.bool_], width: int) -> int:
-    """Lanes whose words fill the 128 bytes of a cycle go together: 32 of 4 bytes, 16 of 8, 8 of 16. Each such
-    part takes as many cycles as the most different words of one bank."""
+    """Cycles with bank conflicts. Shared memory serves groups of lanes that access 128 bytes: 32 lanes of 4
+    bytes, 16 of 8, 8 of 16. A group takes as many cycles as it accesses different words of one bank."""
     together = max(LANES * WORD // max(width, WORD), 1)
     total = 0
     for start in range(0, LANES, together):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The predicted time of a call: that of its launches, one after the other."""
+"""The predicted time of a call: the sum of the times of its launches."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gdnbench.sim.predict.apart import KILLED, Predictor
 from gdnbench.sim.predict.launch import Prediction
+from gdnbench.sim.predict.predictor import KILLED, Predictor
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class PredictedCall:
 
     @classmethod
     def of(cls, predictor: Predictor) -> PredictedCall | None:
-        """What was predicted; None if a launch could not be, or there was none."""
+        """The predicted launches; None if one could not be predicted, or the call launched nothing."""
         if predictor.refused or not predictor.launches:
             return None
         return cls(predictor.machine.name, tuple(predictor.launches))
@@ -31,8 +31,8 @@ class PredictedCall:
 
     @property
     def range(self) -> tuple[float, float]:
-        """Seconds between which the call moves with the parameters that nobody has published. Launches move
-        together: they share the parameters."""
+        """The least and the most seconds within the ranges of the parameters that nobody has published. The
+        ranges of launches add up, since launches share the parameters."""
         return sum(each.low for each in self.launches), sum(each.high for each in self.launches)
 
     @property
@@ -51,7 +51,8 @@ NO_LAUNCH = "a call that launches nothing"
 
 @dataclass(frozen=True, slots=True)
 class PredictedTime:
-    """The predicted time of one call of `kernel`: `call`, or None and why there is none, `no_time`."""
+    """The predicted time of one call of `kernel`. `call` is None where there is no time; `no_time` says
+    why."""
 
     kernel: str
     call: PredictedCall | None
@@ -59,7 +60,7 @@ class PredictedTime:
 
     @classmethod
     def of(cls, kernel: str, predictor: Predictor) -> PredictedTime:
-        """What the predictor found in the call that ended."""
+        """The time that the predictor found for the call that has ended."""
         call = PredictedCall.of(predictor)
         return cls(kernel, call, "" if call is not None else predictor.refused or NO_LAUNCH)
 

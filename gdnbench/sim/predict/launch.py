@@ -17,10 +17,18 @@ from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.engine_interface import LANES
 from gdnbench.sim.machine.grid import ctas_communicate, ctas_of_sm
 from gdnbench.sim.machine.memory import GlobalMemory
-from gdnbench.sim.predict.code import Regions
+from gdnbench.sim.predict.critical_path import (
+    ROOT,
+    Activity,
+    CriticalPath,
+    scaled,
+    ticks_by,
+    ticks_by_pc,
+    whole_ticks,
+)
 from gdnbench.sim.predict.machines import GROUPS, Machine
-from gdnbench.sim.predict.path import ROOT, Path, What, scaled, ticks_by, ticks_by_pc, whole_ticks
 from gdnbench.sim.predict.recorder import TraceRecorder
+from gdnbench.sim.predict.regions import Regions
 from gdnbench.sim.predict.roofline import floor_of
 from gdnbench.sim.predict.sm import Interval, Sm, is_store, sectors_lacking
 from gdnbench.sim.predict.timeline import Timeline
@@ -38,15 +46,15 @@ ROUNDS, LEAST = 4, 96
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A launch on `machine`: predicted seconds, and the seconds between which they move with the parameters
-    that nobody has published. `limits` is the part of the SM's time in which each of its units, or its share
-    of the memory, is busy; `waits` the cycles that warps waited, by role and opcode. An SM runs `ctas` CTAs,
+    """A launch on `machine`: predicted seconds, and their range, `low` to `high`, over the parameters that
+    nobody has published. `limits`: by unit of the SM, the fraction of the SM's time in which the unit, or its
+    share of HBM, is busy. `waits`: the cycles that warps waited, by role and opcode. An SM runs `ctas` CTAs,
     `resident` at once; the launch moves `memory_bytes` from and to HBM.
 
-    `path` is the critical path of the SM, "role: what" -> cycles, the most first; they add up to `cycles`,
-    all of the SM's. `lines` is the same by source line, `LINES` of them. The launch takes at least `floor`
-    seconds, because of the unit `floor_unit`, and `of_floor` times as long as that; None if it moves no bytes
-    and has no products.
+    `path` is the critical path of the SM, "role: activity" -> cycles, the most first; they add up to
+    `cycles`, all of the SM's. `lines` is the same by source line, the `LINES` longest. The launch takes at
+    least `floor` seconds, because of the unit `floor_unit`; `of_floor` is `seconds` divided by that, or None
+    if the launch moves no bytes and has no products.
     """
 
     machine: str
@@ -122,10 +130,10 @@ def predict(
     traces: Sequence[CtaTrace],
     timelines: list[Timeline] | None = None,
 ) -> Prediction:
-    """The time of the launch, from traces of some of its CTAs; `timelines` takes what its SM does. Raises
-    UnsupportedError without the tools that make and print machine code."""
+    """The time of the launch, from traces of some of its CTAs; its timeline is appended to `timelines`.
+    Raises UnsupportedError without ptxas and nvdisasm."""
     given, regions = _with_lacking(machine, request, traces), Regions(module, request.entry, machine)
-    path, intervals = Path(), None if timelines is None else list[Interval]()
+    path, intervals = CriticalPath(), None if timelines is None else list[Interval]()
     replayed = _replay(machine, regions, module, request, given, path, intervals)
     seconds, sm = replayed.seconds, replayed.sm
     squares = {1: 0.0, -1: 0.0}
@@ -147,7 +155,7 @@ def predict(
         seconds - math.sqrt(squares[-1]),
         seconds + math.sqrt(squares[1]),
         sm.limits(),
-        {f"{role}: {what}": cycles for (role, what), cycles in sm.waits.most_common()},
+        {f"{role}: {opcode}": cycles for (role, opcode), cycles in sm.waits.most_common()},
         ctas / machine.multiprocessors.value,
         resident_ctas(module, request),
         moved_bytes,
@@ -159,13 +167,15 @@ def predict(
     )
 
 
-def _path(path: Path, replayed: _Replayed, kernel: Kernel) -> tuple[dict[str, float], dict[str, float]]:
-    """The cycles of the critical path by role and what, and those of the first source lines."""
-    pieces = path.pieces()
-    by_role = scaled(ticks_by(pieces, lambda piece: piece.text), replayed.cycles)
+def _path(
+    path: CriticalPath, replayed: _Replayed, kernel: Kernel
+) -> tuple[dict[str, float], dict[str, float]]:
+    """The cycles of the critical path by role and activity, and those of the `LINES` longest source lines."""
+    segments = path.segments()
+    by_role = scaled(ticks_by(segments, lambda segment: segment.text), replayed.cycles)
     by_line: Counter[str] = Counter()
-    for pc, count in ticks_by_pc(pieces, replayed.sm.code.region).items():
-        name = What.CTA_START.text if pc == ROOT else _line(kernel.instructions[pc].place)
+    for pc, count in ticks_by_pc(segments, replayed.sm.code.region).items():
+        name = Activity.CTA_START.text if pc == ROOT else _line(kernel.instructions[pc].place)
         by_line[name] += count
     return by_role, dict(islice(scaled(by_line, replayed.cycles).items(), LINES))
 
@@ -177,7 +187,7 @@ def _line(place: Place) -> str:
 def predict_seconds(
     machine: Machine, module: Module, request: LaunchRequest, traces: Sequence[CtaTrace]
 ) -> float:
-    """The same seconds without their range and what they consist of, in a tenth of the time."""
+    """The seconds of `predict` without range, limits and path, in a tenth of the time. Raises the same."""
     return _replay(
         machine,
         Regions(module, request.entry, machine),
@@ -188,8 +198,9 @@ def predict_seconds(
 
 
 def memory_bytes(kernel: Kernel, traces: Sequence[CtaTrace], ctas: int) -> float:
-    """The bytes that a launch of so many CTAs moves from and to HBM, by traces of neighbours. The first reads
-    all of its sectors; each later one the sectors that no earlier one touched, on average."""
+    """The bytes that a launch of so many CTAs moves from and to HBM, by traces of neighbouring CTAs. The
+    first reads all of its sectors. Each later one reads only sectors that no traced CTA before it touched,
+    the mean of their number. All stores are written."""
     touched: set[int] = set()
     new, written = [], 0
     for trace in traces:
@@ -214,7 +225,7 @@ def memory_bytes(kernel: Kernel, traces: Sequence[CtaTrace], ctas: int) -> float
 
 
 def resident_ctas(module: Module, request: LaunchRequest) -> int:
-    """CTAs that an SM holds at once."""
+    """How many CTAs of the launch an SM holds at once, by warps, shared memory and registers."""
     warps = -(-math.prod(request.block) // LANES)
     shared = module.kernels[request.entry].shared_with(request.shared_bytes)
     return max(ctas_of_sm(warps, shared, request.registers), 1)
@@ -224,7 +235,7 @@ def _ctas(request: LaunchRequest) -> int:
     return math.prod(request.grid)
 
 
-_Given = Sequence[tuple[CtaTrace, frozenset[int]]]  # with the sectors that L2 lacks
+_Given = Sequence[tuple[CtaTrace, frozenset[int]]]  # each with the sectors that L2 lacks
 
 
 def _with_lacking(machine: Machine, request: LaunchRequest, traces: Sequence[CtaTrace]) -> _Given:
@@ -237,7 +248,7 @@ def _with_lacking(machine: Machine, request: LaunchRequest, traces: Sequence[Cta
 
 @dataclass(frozen=True, slots=True)
 class _Replayed:
-    """`cycles` are whole ticks."""
+    """A replay of one SM: the launch's seconds, its cycles in whole ticks, and the SM."""
 
     seconds: float
     cycles: float
@@ -250,7 +261,7 @@ def _replay(
     module: Module,
     request: LaunchRequest,
     given: _Given,
-    path: Path | None = None,
+    path: CriticalPath | None = None,
     timeline: list[Interval] | None = None,
 ) -> _Replayed:
     """Seconds, cycles, and the SM as it was replayed: that with the most CTAs. Its share of the memory is as

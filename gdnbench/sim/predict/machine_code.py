@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gdnbench.artifact_cache import ArtifactCache
 from gdnbench.sim.errors import UnsupportedError
@@ -40,7 +40,7 @@ _NUMBERS = struct.Struct("<iH4B")  # of an instruction: pc, opcode, stall, waits
 
 
 @dataclass(frozen=True, slots=True)
-class Machined:
+class MachineInstruction:
     """A machine instruction for the PTX instruction at `pc`. `stall`: cycles until the warp's next one may
     issue. `waits`: scoreboards, as bits, that must be free before. `result`, `read`: the scoreboard that is
     taken until the result is there, until the operands are read; None without."""
@@ -58,9 +58,7 @@ _SECTION = re.compile(r"(?ms)^\s*\.section\s+\.debug.*?^\s*\}\s*$")
 _HEADER = re.compile(r"(\.address_size\s+64[^\n]*\n)")
 _LABEL = re.compile(r"\s*[\w$%]+:")
 _LINE = re.compile(r'//## File "[^"]*", line (\d+)')
-_CODE = re.compile(
-    r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)[^;]*;\s+/\* 0x([0-9a-f]{16}) \*/"
-)
+_CODE = re.compile(r"/\*([0-9a-f]{4,})\*/\s+((?:@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)[^;]*?)\s*;\s+/\* 0x")
 _REST = re.compile(r"^\s+/\* 0x([0-9a-f]{16}) \*/")
 
 
@@ -115,7 +113,7 @@ def tool_versions() -> list[str]:
 
 
 CACHE = ArtifactCache("machine-code", b"gdnbench-machine-code-1\n")
-_kept: dict[tuple[str, str, str], tuple[Machined, ...]] = {}
+_kept: dict[tuple[str, str, str], tuple[MachineInstruction, ...]] = {}
 
 
 def arch_of(module: Module, machine: str) -> str:
@@ -124,7 +122,7 @@ def arch_of(module: Module, machine: str) -> str:
     return module.target if module.target.endswith(("a", "f")) else MACHINES[machine].arch
 
 
-def machine_code(module: Module, kernel: Kernel, arch: str) -> tuple[Machined, ...]:
+def machine_code(module: Module, kernel: Kernel, arch: str) -> tuple[MachineInstruction, ...]:
     """The kernel's machine code for `arch`, such as sm_90a. It is kept in the process and on disk: for small
     launches ptxas takes longer than everything else. Raises UnsupportedError without ptxas and nvdisasm, and
     for PTX that ptxas refuses."""
@@ -160,18 +158,18 @@ def _key(*parts: str) -> str:
     return digest.hexdigest()
 
 
-def _fetch(key: str) -> tuple[Machined, ...] | None:
+def _fetch(key: str) -> tuple[MachineInstruction, ...] | None:
     entry = CACHE.fetch(key)
     if entry is None:
         return None
     opcodes, (numbers,) = entry[0]["opcodes"], entry[1]
     return tuple(
-        Machined(pc, opcodes[opcode], stall, waits, _board(result), _board(read))
+        MachineInstruction(pc, opcodes[opcode], stall, waits, _board(result), _board(read))
         for pc, opcode, stall, waits, result, read in _NUMBERS.iter_unpack(numbers)
     )
 
 
-def _packed(codes: Sequence[Machined]) -> tuple[dict[str, Any], list[bytes]]:
+def _packed(codes: Sequence[MachineInstruction]) -> tuple[dict[str, Any], list[bytes]]:
     """The record and the bytes of an entry: the opcodes, and numbers for each instruction."""
     places = {opcode: place for place, opcode in enumerate(dict.fromkeys(code.opcode for code in codes))}
     numbers = b"".join(
@@ -192,13 +190,47 @@ def _board(number: int) -> int | None:
     return None if number == NONE else number
 
 
-def _assemble(module: Module, kernel: Kernel, arch: str) -> tuple[Machined, ...]:
+def _assemble(module: Module, kernel: Kernel, arch: str) -> tuple[MachineInstruction, ...]:
+    return tuple(_parse(disassembled(with_lines(module, kernel), arch), kernel.name))
+
+
+def disassembled(ptx: str, arch: str, what: str = "the time") -> str:
+    """What nvdisasm prints of the PTX as ptxas assembles it for `arch`: text, source lines and encodings.
+    Raises UnsupportedError, which says that `what` cannot be had, without the two programs and for PTX that
+    ptxas refuses."""
     with tempfile.TemporaryDirectory(prefix="gdnbench-code-") as folder:
         source, cubin = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
-        source.write_text(with_lines(module, kernel), encoding="utf-8")
-        run_tool([tool("ptxas"), "-arch", arch, "-lineinfo", "-o", str(cubin), str(source)])
-        listing = run_tool([tool("nvdisasm"), "-g", "-c", "-hex", str(cubin)])
-    return tuple(_parse(listing, kernel.name))
+        source.write_text(ptx, encoding="utf-8")
+        run_tool([tool("ptxas", what), "-arch", arch, "-lineinfo", "-o", str(cubin), str(source)], what)
+        return run_tool([tool("nvdisasm", what), "-g", "-c", "-hex", str(cubin)], what)
+
+
+class Line(NamedTuple):
+    """An instruction as nvdisasm prints it: the pc of its PTX instruction, -1 if it has none, its address in
+    bytes from the kernel's begin, its text without the semicolon, and its opcode."""
+
+    pc: int
+    address: int
+    text: str
+    opcode: str
+
+
+def code_lines(listing: str, kernel: str) -> Iterator[tuple[Line, int]]:
+    """The instructions of a kernel of the listing, each with the upper word of its encoding."""
+    inside, pc = False, -1
+    found: Line | None = None
+    for line in listing.splitlines():
+        if line.startswith(("\t.section", ".section")):
+            inside = re.split(r"[\s,]+", line.strip())[1] == f".text.{kernel}"
+        elif not inside:
+            continue
+        elif marked := _LINE.search(line):
+            pc = int(marked.group(1)) - 1
+        elif code := _CODE.search(line):
+            found = Line(pc, int(code.group(1), 16), " ".join(code.group(2).split()), code.group(3))
+        elif found is not None and (rest := _REST.match(line)):
+            yield found, int(rest.group(1), 16)
+            found = None
 
 
 def run_tool(command: list[str], what: str = "the time") -> str:
@@ -216,26 +248,9 @@ def run_tool(command: list[str], what: str = "the time") -> str:
     return done.stdout
 
 
-def _parse(listing: str, kernel: str) -> Iterator[Machined]:
-    inside, pc, opcode = False, -1, ""
-    for line in listing.splitlines():
-        if line.startswith(("\t.section", ".section")):
-            inside = re.split(r"[\s,]+", line.strip())[1] == f".text.{kernel}"
-            continue
-        if not inside:
-            continue
-        marked = _LINE.search(line)
-        if marked:
-            pc = int(marked.group(1)) - 1
-            continue
-        code = _CODE.search(line)
-        if code:
-            opcode = code.group(1)
-            continue
-        rest = _REST.match(line)
-        if rest and opcode:
-            control = int(rest.group(1), 16) >> CONTROL_BIT
-            stall, waits = control & 15, control >> 11 & 63
-            result, read = control >> 5 & 7, control >> 8 & 7
-            yield Machined(pc, opcode, stall, waits, _board(result), _board(read))
-            opcode = ""
+def _parse(listing: str, kernel: str) -> Iterator[MachineInstruction]:
+    for line, upper in code_lines(listing, kernel):
+        control = upper >> CONTROL_BIT
+        stall, waits = control & 15, control >> 11 & 63
+        result, read = control >> 5 & 7, control >> 8 & 7
+        yield MachineInstruction(line.pc, line.opcode, stall, waits, _board(result), _board(read))

@@ -11,8 +11,8 @@ from gdnbench.sim.predict.products import PHASE_LATENCY, Products, tcgen05, wgmm
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A figure, the range that it may lie in, its unit and where it comes from. One that was fitted or
-    assumed is of a `group`."""
+    """A figure, the range in which it may lie, its unit and its source. `group` is empty if the figure is
+    published."""
 
     value: float
     low: float
@@ -43,25 +43,32 @@ def assumed(value: float, low: float, high: float, unit: str, source: str, group
 _GUIDE = "CUDA C++ Programming Guide, compute capabilities"
 _THROUGHPUT = "CUDA C++ Programming Guide, throughput of native arithmetic instructions"
 _FITTED = "fitted to a third of the measured rows (docs/time_model.md)"
-_ASSUMED = "assumed; the range is that of published figures for sm_80 and sm_90"
+_IN_PUBLISHED = "fitted to the same rows, within published figures for sm_80 and sm_90"
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A GPU. Cycles are those of the SMs; rates of pipes are cycles for one warp instruction of a
-    sub-partition.
+    """A GPU. Cycles are those of the SMs. A pipe's `*_cycles` are the cycles for which one warp instruction
+    keeps the pipe of a sub-partition busy.
 
-    `special_*`, `exponential_cycles`, `integer_cycles`, `convert_cycles`, `mma_*`: MUFU, its EX2; ALU;
-    conversions between number formats; mma.sync of m16n8k16. `tensor_rate`: at most, of 16-bit elements.
-    `variable_latency`: other instructions that use a scoreboard. `operands_read`: until an instruction
-    has read its operands. `phase_latency`: from the end of a phase of a barrier to the next instruction
-    of a warp that waits. `memory_latency`: of a load from HBM, from the SM and back. `memory_burst`,
-    `memory_scatter`, `memory_credit`: see `sm.Memory`. `copy_latency`: what a bulk or tensor copy takes
-    longer than a load; `copy_cycles`: the copy engine, for each. `launch`: from the end of a launch to the
-    first CTA of the next in a CUDA graph; a programmatic one begins `programmatic_saving` earlier.
-    `cta_start`: until the first instruction of a CTA; `cta_interval`: between the starts of two CTAs of an
-    SM.
-    `products`: of wgmma or tcgen05.mma.
+    special_*            MUFU, F2I, I2F, F2F, FRND, POPC, FLO, BREV
+    exponential_cycles   MUFU.EX2
+    integer_cycles       ALU
+    convert_cycles       packed conversions: F2FP, I2FP, F2IP, I2IP
+    mma_*                mma.sync of m16n8k16
+    tensor_rate          the highest rate of an SM, for 16-bit elements
+    variable_latency     other instructions that use a scoreboard
+    operands_read        from the issue of an instruction until it has read its operands
+    phase_latency        from the end of a barrier's phase to the next instruction of a warp that waits for it
+    memory_latency       a load from HBM, from the SM and back
+    memory_burst, memory_scatter, memory_credit    see `sm.Memory`
+    copy_latency         by how much a bulk or tensor copy takes longer than a load
+    copy_cycles          the copy engine, for each copy
+    launch               from the end of a launch to the first CTA of the next one in a CUDA graph
+    programmatic_saving  by how much a programmatic dependent launch begins earlier
+    cta_start            until the first instruction of a CTA
+    cta_interval         between the starts of two CTAs of an SM
+    products             times of a wgmma or tcgen05.mma
     """
 
     name: str
@@ -97,7 +104,7 @@ class Machine:
     products: Products
 
     def moved(self, group: str, end: str) -> Machine:
-        """The same machine with the parameters of a group at that end, "low" or "high", of their ranges."""
+        """The same machine with all parameters of `group` at one `end` of their ranges, "low" or "high"."""
         return self.with_values(
             **{name: getattr(each, end) for name, each in self.parameters().items() if each.group == group}
         )
@@ -120,15 +127,15 @@ H200 = Machine(
     schedulers=published(4, "", _GUIDE),
     special_cycles=published(8, "cycles", _THROUGHPUT),
     exponential_cycles=published(8, "cycles", _THROUGHPUT),
-    special_latency=assumed(30.25, 18, 40, "cycles", _ASSUMED, "latency"),
-    variable_latency=assumed(24, 22, 30, "cycles", _ASSUMED, "latency"),
+    special_latency=assumed(30.25, 18, 40, "cycles", _IN_PUBLISHED, "latency"),
+    variable_latency=assumed(24, 22, 30, "cycles", _IN_PUBLISHED, "latency"),
     integer_cycles=published(2, "cycles", _THROUGHPUT),
     convert_cycles=assumed(5, 2, 8, "cycles", _FITTED, "rate"),
-    operands_read=assumed(6, 6, 16, "cycles", _ASSUMED, "latency"),
+    operands_read=assumed(6, 6, 16, "cycles", _IN_PUBLISHED, "latency"),
     shared_latency=assumed(23, 23, 40, "cycles", _FITTED, "latency"),
     phase_latency=assumed(20, 10, 100, "cycles", _FITTED, "latency"),
     mma_cycles=assumed(9, 4, 9, "cycles", _FITTED, "rate"),
-    mma_latency=assumed(36, 28, 36, "cycles", _ASSUMED, "latency"),
+    mma_latency=assumed(36, 28, 36, "cycles", _IN_PUBLISHED, "latency"),
     tensor_rate=published(2048, "MAC/cycle", "NVIDIA H100 data sheet: 989 TFLOP/s of dense bf16"),
     memory_latency=assumed(370, 250, 520, "ns", _FITTED, "memory latency"),
     memory_rate=assumed(4000, 4000, 4500, "GB/s", _FITTED, "memory rate"),
@@ -137,7 +144,7 @@ H200 = Machine(
     memory_credit=assumed(0, 0, 65536, "bytes", _FITTED, "memory rate"),
     l2_latency=assumed(243, 200, 320, "cycles", _FITTED, "memory latency"),
     l2_rate=assumed(57, 32, 64, "bytes/cycle", _FITTED, "memory rate"),
-    l1_latency=assumed(32.375, 30, 40, "cycles", _ASSUMED, "latency"),
+    l1_latency=assumed(32.375, 30, 40, "cycles", _IN_PUBLISHED, "latency"),
     copy_latency=assumed(209, 0, 500, "cycles", _FITTED, "memory latency"),
     copy_cycles=assumed(25.7, 2, 60, "cycles", _FITTED, "rate"),
     launch=assumed(1.5, 0.7, 2.2, "us", _FITTED, "launch"),
@@ -148,10 +155,18 @@ H200 = Machine(
 )
 
 _MICROBENCH = "SemiAnalysisAI/microbench-blackwell (docs/time_model.md)"
-_LIKE_H200 = "as on an H200"
 _CURVE = "fitted to the published rates of tensor copies by bytes in flight"
+
+
+def _as_on(machine: Machine, source: str) -> Machine:
+    """`machine` for another GPU: `source` says of the parameters that nobody has published whose they are."""
+    unpublished = {name: each for name, each in machine.parameters().items() if not each.published}
+    named = {name: replace(each, source=source) for name, each in unpublished.items()}
+    return replace(machine, **named)  # type: ignore[arg-type]
+
+
 B200 = replace(
-    H200,
+    _as_on(H200, "as on an H200"),
     name="b200",
     multiprocessors=published(148, "", _MICROBENCH),
     clock=published(1.965, "GHz", _MICROBENCH),
@@ -162,20 +177,17 @@ B200 = replace(
     memory_credit=assumed(36864, 16384, 65536, "bytes", _CURVE, "memory rate"),
     l2_rate=assumed(64, 32, 64, "bytes/cycle", _CURVE, "memory rate"),
     tensor_rate=published(4096, "MAC/cycle", _MICROBENCH),
-    phase_latency=assumed(PHASE_LATENCY, 10, 100, "cycles", _LIKE_H200, "latency"),
+    phase_latency=assumed(
+        PHASE_LATENCY, 10, 100, "cycles", "assumed: a part of the published latency of a product", "latency"
+    ),
     products=tcgen05,
 )
 
 _LIKE_B200 = "as on a B200"
 _ULTRA = "NVIDIA, Inside NVIDIA Blackwell Ultra (2025)"
 B300 = replace(
-    B200,
+    _as_on(B200, _LIKE_B200),
     name="b300",
-    **{
-        name: replace(each, source=_LIKE_B200)
-        for name, each in B200.parameters().items()
-        if not each.published
-    },  # type: ignore[arg-type]
     multiprocessors=published(148, "", "NVIDIA/cudnn-frontend of 2026, tests of choose_split_kv"),
     clock=published(2.032, "GHz", "sgl-project/sglang, pull request 28460"),
     exponential_cycles=published(4, "cycles", f"{_ULTRA}: 10.7 tera-exponentials/s, 5 of a B200"),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the tensor core takes for one asynchronous product: the cycles until the next may begin, and until
-its end is seen, by the shape of D and the place of A. A row of A has 32 bytes, whatever the format."""
+"""How long the tensor core takes for one asynchronous product (an MMA), by the shape of D and the place of A:
+the cycles until the next one may begin, and those until its end is seen. A row of A has 32 bytes in every
+format."""
 
 from __future__ import annotations
 
@@ -10,9 +11,11 @@ from typing import NamedTuple
 from gdnbench.sim.predict.trace import Shape
 
 COLUMNS_A_CYCLE = 2
+"""Columns of D that the tensor core computes in a cycle, for a K of 32 bytes."""
 SHARED_BYTES_A_CYCLE = 128
 """CUDA Programming Guide, "Shared Memory"."""
 K_BYTES = 32
+"""The bytes of a row of A in one product (PTX ISA, "tcgen05.mma" and "wgmma", tables of shapes)."""
 PHASE_LATENCY = 40
 """Cycles from the end of a phase to the next instruction of a warp that waits for it; assumed."""
 

@@ -40,13 +40,14 @@ from gdnbench.sim.ptx.ir import Address, Instruction, Kernel, Vector
 
 WARPS_OF_A_GROUP = 4
 TOGETHER = 1 << 16
+"""Events of which steps are made at a time."""
 _GROUPED = (Until.COPY_GROUP, Until.BULK_GROUP, Until.WGMMA_GROUP)
 _BARRIERS = (Sync.BARRIER_WAIT, Sync.BARRIER_REDUCE, Sync.BARRIER_ARRIVE)
 
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """What `on_path` was told, not yet steps."""
+    """The arguments of one call of `on_path`, of which steps are made later."""
 
     pcs: Pcs
     lanes: Words
@@ -54,7 +55,8 @@ class _Path:
 
 
 class TraceRecorder(PathObserver):
-    """Of a CTA that is alone in its cluster. `trace()` gives the trace once the CTA has ended."""
+    """Records a CTA that is alone in its cluster; `trace()` returns the trace once the CTA has ended. Raises
+    UnsupportedError for a CTA of a cluster."""
 
     def __init__(self, cta: Cta) -> None:
         if cta.cluster is not None:
@@ -247,7 +249,7 @@ class TraceRecorder(PathObserver):
 
 
 def _made(kernel: Kernel, paths: Iterable[_Path]) -> Iterator[list[Step]]:
-    """The steps of each path, made of some `TOGETHER` events at a time: most paths have a few."""
+    """The steps of each path, made of about `TOGETHER` events at a time, since most paths have only a few."""
     batch, events = list[_Path](), 0
     for path in paths:
         batch.append(path)

@@ -16,13 +16,15 @@ from gdnbench.sim.ptx.ir import Instruction, Kernel
 from gdnbench.sim.ptx.literals import width_of
 
 BITS = 16
-"""Of an element whose products `Machine.tensor_rate` counts; one of half the size takes half the time."""
+"""`Machine.tensor_rate` counts products of elements of 16 bits; elements of half the size take half the
+time."""
 _SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
 _WARP_PRODUCTS = ("mma", "wmma.mma")
 
 
 class Floor(NamedTuple):
-    """At least `seconds`, because of `unit`. `macs` are those of 16-bit elements in the same time."""
+    """A launch takes at least `seconds`, because of `unit`. `macs`: its multiply-adds, each counted as the
+    16-bit ones that take the same time."""
 
     seconds: float
     unit: str
@@ -32,7 +34,8 @@ class Floor(NamedTuple):
 def floor_of(
     machine: Machine, kernel: Kernel, traces: Sequence[CtaTrace], ctas: int, memory_bytes: float
 ) -> Floor:
-    """Of a launch of so many CTAs like the traced ones, which moves so many bytes from and to HBM."""
+    """The floor of a launch of `ctas` CTAs like the traced ones, which moves `memory_bytes` from and to
+    HBM."""
     macs = sum(_macs(kernel, trace) for trace in traces) / len(traces) * ctas
     rate = machine.tensor_rate.value * machine.multiprocessors.value * machine.clock.value * 1e9
     times = {"HBM": memory_bytes / (machine.memory_rate.value * 1e9), "tensor core": macs / rate}
@@ -47,7 +50,7 @@ def _macs(kernel: Kernel, trace: CtaTrace) -> float:
             found += operation.shape.m * operation.shape.n * K_BYTES * 8 / BITS
     executed: Counter[int] = Counter()
     for steps in trace.warps:
-        # Each mma.sync begins a block, or is a step of its own.
+        # Each mma.sync begins a block or is a step by itself.
         executed.update(step.pc for step in steps if isinstance(step, Entered | Executed))
     for pc, count in executed.items():
         ins = kernel.instructions[pc]
@@ -57,7 +60,8 @@ def _macs(kernel: Kernel, trace: CtaTrace) -> float:
 
 
 def _warp_macs(ins: Instruction) -> float:
-    """Of wmma.mma whose types are those of C and D alone A has 16 bits."""
+    """Multiply-adds of a warp-level product, as those of 16 bits. A wmma.mma that names only the types of C
+    and D has a 16-bit A."""
     shape = next(match for mod in ins.mods if (match := _SHAPE.fullmatch(mod)))
     bits = width_of(ins.types[1]) if len(ins.types) == 4 else BITS
     return math.prod(map(int, shape.groups())) * bits / BITS

@@ -18,10 +18,10 @@ from itertools import cycle
 from typing import NamedTuple
 
 from gdnbench.sim.errors import UnsupportedError
-from gdnbench.sim.predict.code import SCOREBOARDS, Code, Cost, Pipe, Region
+from gdnbench.sim.predict.critical_path import OF_PIPE, RESULT_OF, ROOT, Activity, CriticalPath, Pending, span
 from gdnbench.sim.predict.machines import Machine
-from gdnbench.sim.predict.path import OF_PIPE, RESULT_OF, ROOT, Path, Pending, What, span
 from gdnbench.sim.predict.products import SHARED_BYTES_A_CYCLE
+from gdnbench.sim.predict.regions import SCOREBOARDS, Cost, Pipe, Region, RegionCosts
 from gdnbench.sim.predict.server import Server
 from gdnbench.sim.predict.trace import (
     SECTOR,
@@ -40,7 +40,7 @@ from gdnbench.sim.predict.trace import (
 from gdnbench.sim.ptx.ir import Instruction
 
 TENSOR_BYTES = 128
-"""Of tensor memory a cycle for a warp, a word a lane; assumed."""
+"""Bytes of tensor memory that a warp loads or stores a cycle, a word for each lane; assumed."""
 NO_PHASE = -1
 SECTORS_OF_LINE = 4
 _STORES = ("st", "red", "stmatrix", "wmma.store")
@@ -57,20 +57,20 @@ class Memory:
 
     machine: Machine
     share: float  # bytes a cycle
-    path: Path | None = None
+    path: CriticalPath | None = None
     hbm: Server = field(init=False)
     l2: Server = field(init=False)
     random: random.Random = field(default_factory=lambda: random.Random(1))
 
     def __post_init__(self) -> None:
-        self.hbm, self.l2 = server(self.path, What.HBM), server(self.path, What.L2)
+        self.hbm, self.l2 = server(self.path, Activity.HBM), server(self.path, Activity.L2)
         self.hbm.credit = self.machine.memory_credit.value / self.share
 
     def request(self, at: float, size: int, missing: int) -> float:
         """When `size` bytes are back in the SM, of which L2 lacks `missing`."""
         asked = ROOT if self.path is None else self.path.cause
         done = self.l2.serve(at, size / self.machine.l2_rate.value)
-        latency, what = self.machine.l2_latency.value, What.L2_LATENCY
+        latency, activity = self.machine.l2_latency.value, Activity.L2_LATENCY
         if missing:
             ported = ROOT if self.path is None else self.path.cause
             if self.path is not None:
@@ -80,10 +80,10 @@ class Memory:
                 done = read
             elif self.path is not None:
                 self.path.cause = ported
-            latency, what = self._latency(missing), What.MEMORY_LATENCY
+            latency, activity = self._latency(missing), Activity.MEMORY_LATENCY
         done += latency
         if self.path is not None:
-            self.path.later(done, what)
+            self.path.later(done, activity)
         return done
 
     def _cycles(self, missing: int) -> float:
@@ -98,87 +98,95 @@ class Memory:
         return self.machine.memory_latency.value * self.machine.clock.value + late
 
 
-def server(path: Path | None, what: What) -> Server:
-    """A unit, whose services are nodes of the path if one is recorded."""
-    return Server() if path is None else path.server(what)
+def server(path: CriticalPath | None, activity: Activity) -> Server:
+    """A unit. Its services are nodes of the path, if one is recorded."""
+    return Server() if path is None else path.server(activity)
 
 
 @dataclass(slots=True)
 class _Cta:
+    """A CTA that runs on the SM, in place `slot`. `phase_*` are by phase, the other columns by operation;
+    times are cycles, nodes are those of the critical path at that time."""
+
     trace: CtaTrace
     lacking: frozenset[int]  # sectors that L2 lacks when the CTA first needs them
     slot: int
-    arrivals: list[int]
-    over: list[float]
-    landed: dict[int, float] = field(default_factory=dict)
-    landings: dict[int, int] = field(default_factory=dict)  # nodes of the path
-    ends: dict[int, int] = field(default_factory=dict)  # of phases: nodes of the path
-    issued: dict[int, int] = field(default_factory=dict)
-    waiting: dict[int, list[_Warp]] = field(default_factory=lambda: defaultdict(list))
-    loaded: set[int] = field(default_factory=set)
+    arrivals: list[int]  # by phase, contributions that have not come yet
+    phase_times: list[float]  # of the latest contribution
+    phase_nodes: dict[int, int] = field(default_factory=dict)
+    landing_times: dict[int, float] = field(default_factory=dict)
+    landing_nodes: dict[int, int] = field(default_factory=dict)
+    issued: dict[int, int] = field(default_factory=dict)  # by how many of its warps
+    waiting: dict[int, list[_Warp]] = field(default_factory=lambda: defaultdict(list))  # by phase
+    loaded: set[int] = field(default_factory=set)  # sectors that are in L1
     warps_left: int = 0
 
 
 @dataclass(slots=True)
 class _Warp:
+    """A warp of a CTA, at cycle `at`. `next` is the number of its next step; `board_*` are by scoreboard."""
+
     cta: _Cta
     index: int
-    part: int
+    sub_partition: int
     steps: list[Step]
     at: float
     next: int = 0
     costs: Sequence[Cost] = ()  # of the region that it executes, from `place` on
     place: int = 0
-    accesses: dict[int, list[Accessed]] = field(default_factory=dict)
-    boards: list[float] = field(default_factory=lambda: [0.0] * SCOREBOARDS)
-    taken: list[int | Pending] = field(default_factory=lambda: [ROOT] * SCOREBOARDS)  # of the path
-    role: int = 0
+    accesses: dict[int, list[Accessed]] = field(default_factory=dict)  # of the region, by pc
+    board_times: list[float] = field(default_factory=lambda: [0.0] * SCOREBOARDS)  # when each is free
+    board_nodes: list[int | Pending] = field(default_factory=lambda: [ROOT] * SCOREBOARDS)
+    role: int = 0  # the path's number of the role
     node: int = ROOT  # of the path, at `at`
-    region: int = 0
+    region: int = 0  # its first pc
     noted: float = 0.0  # until when the timeline has it
 
 
 class Interval(NamedTuple):
     """From cycle `start` to `end` warp `warp` of CTA `cta`, which has place `slot` of those that the SM holds
-    at once, was at the PTX instruction `pc`: `what` is "run" or "wait"."""
+    at once, was at the PTX instruction `pc`: `state` is "run" or "wait"."""
 
     cta: int
     warp: int
     start: float
     end: float
     pc: int
-    what: str
+    state: str
     slot: int
     role: str
 
 
 class Sm:
-    """One SM. `run` executes CTAs, at most `resident` at once. `timeline` takes what warps do, `path` what
-    they wait for; without it the replay is faster."""
+    """One SM of `machine`. `run` replays CTAs, at most `resident` at once. `share`: the bytes of HBM a cycle
+    that the SM may use. The replay appends the intervals of the warps to `timeline`, and to `path` what each
+    event waited for; it is faster without the two."""
 
     def __init__(
         self,
         machine: Machine,
-        code: Code,
+        code: RegionCosts,
         share: float,
         resident: int,
         timeline: list[Interval] | None = None,
-        path: Path | None = None,
+        path: CriticalPath | None = None,
     ) -> None:
         self.timeline = timeline
         self.path = path
         self.machine = machine
         self.code = code
         self.resident = resident
-        self.parts = int(machine.schedulers.value)
-        self.pipes = [{pipe: server(path, OF_PIPE[pipe]) for pipe in Pipe} for _ in range(self.parts)]
-        self.shared = server(path, What.SHARED)
-        self.tensor = server(path, What.TENSOR)
-        self.copier = server(path, What.COPIER)
-        self.starter = server(path, What.CTA_INTERVAL)
+        self.sub_partitions = int(machine.schedulers.value)
+        self.pipes = [
+            {pipe: server(path, OF_PIPE[pipe]) for pipe in Pipe} for _ in range(self.sub_partitions)
+        ]
+        self.shared = server(path, Activity.SHARED)
+        self.tensor = server(path, Activity.TENSOR)
+        self.copier = server(path, Activity.COPIER)
+        self.starter = server(path, Activity.CTA_INTERVAL)
         self.memory = Memory(machine, share, path)
-        self.streams: dict[object, tuple[float, int]] = {}  # until when, and the node of the path
-        self.ends: list[float] = []
+        self.streams: dict[object, tuple[float, int]] = {}  # cycle and node of the last landing
+        self.ends: list[float] = []  # of CTAs
         self.end = 0.0  # of the last CTA and of its stores
         self.waits: Counter[tuple[str, str]] = Counter()  # cycles by role of the warp and opcode
         self._heap: list[tuple[float, int, _Warp]] = []
@@ -215,13 +223,13 @@ class Sm:
             self.path.end = self.path.node_of(self.memory.hbm)
         return self.end
 
-    def _note(self, warp: _Warp, what: str) -> None:
-        """Add to the timeline what the warp did since it was noted last."""
+    def _note(self, warp: _Warp, state: str) -> None:
+        """Add to the timeline that the warp was in this state since it was noted last."""
         if self.timeline is not None and warp.at > warp.noted:
             cta, pc = warp.cta, warp.steps[warp.next - 1].pc
             role = cta.trace.roles[warp.index]
             self.timeline.append(
-                Interval(cta.trace.index, warp.index, warp.noted, warp.at, pc, what, cta.slot, role)
+                Interval(cta.trace.index, warp.index, warp.noted, warp.at, pc, state, cta.slot, role)
             )
             warp.noted = warp.at
 
@@ -238,12 +246,14 @@ class Sm:
         at = begun + self.machine.cta_start.value
         if path is not None:
             path.cause = node
-            node = path.later(at, What.CTA_START)
+            node = path.later(at, Activity.CTA_START)
         cta = _Cta(trace, lacking, slot, list(trace.arrivals), [0.0] * len(trace.arrivals))
         for index, steps in enumerate(trace.warps):
             if steps:
                 cta.warps_left += 1
-                warp = _Warp(cta, index, self._warp_number % self.parts, steps, at, node=node, noted=at)
+                warp = _Warp(
+                    cta, index, self._warp_number % self.sub_partitions, steps, at, node=node, noted=at
+                )
                 if path is not None:
                     warp.role = path.role_of(trace.roles[index])
                 self._push(warp)
@@ -254,8 +264,10 @@ class Sm:
         heapq.heappush(self._heap, (warp.at, self._count, warp))
 
     def busy_cycles(self) -> dict[str, float]:
-        """By unit, the cycles for which it was busy; of the units of sub-partitions the mean."""
-        found = {pipe.value: sum(pipes[pipe].used for pipes in self.pipes) / self.parts for pipe in Pipe}
+        """By unit, the cycles for which it was busy; for the units of sub-partitions their mean."""
+        found = {
+            pipe.value: sum(pipes[pipe].used for pipes in self.pipes) / self.sub_partitions for pipe in Pipe
+        }
         found[Pipe.TENSOR] += self.tensor.used
         return found | {
             "shared memory": self.shared.used,
@@ -311,7 +323,7 @@ class Sm:
     def _continue(self, warp: _Warp) -> None:
         """Execute machine instructions of the region in their order, each once the scoreboards that it waits
         for are free, up to the next access: other warps that are earlier come first there."""
-        boards, costs, place = warp.boards, warp.costs, warp.place
+        boards, costs, place = warp.board_times, warp.costs, warp.place
         operands_read = self.machine.operands_read.value
         at = start = warp.at
         busy: dict[Pipe, float] = {}
@@ -326,7 +338,7 @@ class Sm:
                 if boards[board] > at:
                     at = boards[board]
                     if path is not None:
-                        node, since = path.free(warp.taken[board], at), place
+                        node, since = path.free(warp.board_nodes[board], at), place
             accesses = warp.accesses.get(code.pc) if cost.memory else None
             if accesses is not None and at > start:
                 break
@@ -340,14 +352,14 @@ class Sm:
             if code.result is not None and done > boards[code.result]:
                 boards[code.result] = done
                 if path is not None:
-                    what = RESULT_OF.get(cost.pipe, What.SCOREBOARD)
-                    pending = Pending(node, since, place, warp.region, at, what, code.pc)
-                    warp.taken[code.result] = pending if loaded == ROOT else loaded
+                    activity = RESULT_OF.get(cost.pipe, Activity.SCOREBOARD)
+                    pending = Pending(node, since, place, warp.region, at, activity, code.pc)
+                    warp.board_nodes[code.result] = pending if loaded == ROOT else loaded
             if code.read is not None and at + operands_read > boards[code.read]:
                 boards[code.read] = at + operands_read
                 if path is not None:
-                    pending = Pending(node, since, place, warp.region, at, What.OPERANDS, code.pc)
-                    warp.taken[code.read] = pending
+                    pending = Pending(node, since, place, warp.region, at, Activity.OPERANDS, code.pc)
+                    warp.board_nodes[code.read] = pending
             at += code.stall or 1
             place += 1
         busy[Pipe.ISSUE] = float(place - first)
@@ -361,7 +373,7 @@ class Sm:
         """When the pipes have served what the warp issued from `warp.at` to `at`: instructions `since` to
         `place` of its region after `node` of the path."""
         path, start = self.path, warp.at
-        pipes = self.pipes[warp.part]
+        pipes = self.pipes[warp.sub_partition]
         if path is None:
             for pipe, cycles in busy.items():
                 at = max(at, pipes[pipe].serve(start, cycles))
@@ -381,9 +393,9 @@ class Sm:
         """Let the warp wait until these operations have landed."""
         cta = warp.cta
         for index in operations:
-            landed = cta.landed.get(index, 0.0)
+            landed = cta.landing_times.get(index, 0.0)
             if landed > warp.at:
-                warp.at, warp.node = landed, cta.landings[index]
+                warp.at, warp.node = landed, cta.landing_nodes[index]
 
     def _accesses(self, warp: _Warp, region: Region) -> dict[int, list[Accessed]]:
         """The accesses of the steps that belong to the region, by pc; the warp's next step follows them."""
@@ -412,9 +424,9 @@ class Sm:
         ins = self.code.kernel.instructions[access.pc]
         over = self.shared.serve(at, float(access.cycles))
         if access.space is Space.SHARED:
-            return self._after(over, machine.shared_latency.value, What.SHARED_LATENCY)
+            return self._after(over, machine.shared_latency.value, Activity.SHARED_LATENCY)
         if access.space is Space.LOCAL:
-            return self._after(over, machine.l1_latency.value, What.L1_LATENCY)
+            return self._after(over, machine.l1_latency.value, Activity.L1_LATENCY)
         cta = warp.cta
         if is_store(ins):
             node = ROOT if path is None else path.cause
@@ -423,15 +435,17 @@ class Sm:
             return over, node
         new = [sector for sector in access.sectors if sector not in cta.loaded]
         if not new:
-            return self._after(over, machine.l1_latency.value, What.L1_LATENCY)
+            return self._after(over, machine.l1_latency.value, Activity.L1_LATENCY)
         cta.loaded.update(new)
         lacking = sum(sector in cta.lacking for sector in new)
         return self._after(self.memory.request(over, SECTOR * len(new), SECTOR * lacking))
 
-    def _after(self, at: float, latency: float = 0.0, what: What = What.SCOREBOARD) -> tuple[float, int]:
+    def _after(
+        self, at: float, latency: float = 0.0, activity: Activity = Activity.SCOREBOARD
+    ) -> tuple[float, int]:
         """`at` after a latency, and the node of the path there."""
         at += latency
-        return at, ROOT if self.path is None else self.path.later(at, what)
+        return at, ROOT if self.path is None else self.path.later(at, activity)
 
     def _issue(self, warp: _Warp, index: int) -> None:
         cta, operation = warp.cta, warp.cta.trace.operations[index]
@@ -441,7 +455,7 @@ class Sm:
         if self.path is not None:
             self.path.role, self.path.pc, self.path.cause = warp.role, operation.pc, warp.node
         done, node = self._land(cta, operation, warp.at)
-        cta.landed[index], cta.landings[index] = done, node
+        cta.landing_times[index], cta.landing_nodes[index] = done, node
         for phase in operation.phases:
             self._contribute(cta, phase, done, node)
 
@@ -449,31 +463,31 @@ class Sm:
         """When the operation has landed, and the node of the path there."""
         machine, path = self.machine, self.path
         for index in operation.after:
-            landed = cta.landed.get(index, 0.0)
+            landed = cta.landing_times.get(index, 0.0)
             if landed > at:
                 at = landed
                 if path is not None:
-                    path.cause = cta.landings[index]
+                    path.cause = cta.landing_nodes[index]
         if operation.kind is Kind.COPY_IN:
             begun = self.copier.serve(at, machine.copy_cycles.value)
             lacking = sum(sector in cta.lacking for sector in operation.sectors)
             missing = operation.size * lacking // max(len(operation.sectors), 1)
             done = self.memory.request(begun, operation.size, missing)
-            done, node = self._after(done, machine.copy_latency.value, What.COPY_LATENCY)
+            done, node = self._after(done, machine.copy_latency.value, Activity.COPY_LATENCY)
         elif operation.kind is Kind.COPY_OUT:
             begun = self.copier.serve(at, machine.copy_cycles.value)
             done = self.memory.request(begun, operation.size, operation.size)
-            done, node = self._after(done, machine.copy_latency.value, What.COPY_LATENCY)
+            done, node = self._after(done, machine.copy_latency.value, Activity.COPY_LATENCY)
         elif operation.kind is Kind.PRODUCT:
             assert operation.shape is not None
             time = machine.products(operation.shape)
             begun = self.tensor.serve(at, time.interval) - time.interval
-            done, node = self._after(begun, time.latency, What.PRODUCT_LATENCY)
+            done, node = self._after(begun, time.latency, Activity.PRODUCT_LATENCY)
         elif operation.kind is Kind.TENSOR_COPY:
             done, node = self._after(self.tensor.serve(at, operation.size / SHARED_BYTES_A_CYCLE))
         elif operation.kind is Kind.TENSOR_MEMORY:
             done = at + operation.size / TENSOR_BYTES + machine.shared_latency.value
-            done, node = self._after(done, what=What.TENSOR_MEMORY)
+            done, node = self._after(done, activity=Activity.TENSOR_MEMORY)
         else:
             done, node = self._after(at)
         if operation.stream is not None:  # they land in order
@@ -487,8 +501,8 @@ class Sm:
     # Phases
 
     def _contribute(self, cta: _Cta, phase: int, at: float, node: int) -> None:
-        if at > cta.over[phase]:
-            cta.over[phase], cta.ends[phase] = at, node
+        if at > cta.phase_times[phase]:
+            cta.phase_times[phase], cta.phase_nodes[phase] = at, node
         cta.arrivals[phase] -= 1
         if not cta.arrivals[phase]:
             for warp in cta.waiting.pop(phase, ()):
@@ -502,8 +516,8 @@ class Sm:
             if cta.arrivals[phase] > 0:
                 cta.waiting[phase].append(warp)
                 return False
-        last = max(step.phases, key=cta.over.__getitem__, default=NO_PHASE)
-        over = 0.0 if last == NO_PHASE else cta.over[last]
+        last = max(step.phases, key=cta.phase_times.__getitem__, default=NO_PHASE)
+        over = 0.0 if last == NO_PHASE else cta.phase_times[last]
         self._region(warp, step.pc)
         waited = over + self.machine.phase_latency.value
         if waited > warp.at:
@@ -514,7 +528,7 @@ class Sm:
             self._note(warp, "wait")
             if self.path is not None:
                 self.path.pc = step.pc
-                warp.node = self.path.add(waited, What.BARRIER, cta.ends.get(last, ROOT))
+                warp.node = self.path.add(waited, Activity.BARRIER, cta.phase_nodes.get(last, ROOT))
         return True
 
 
@@ -552,7 +566,7 @@ def sectors_lacking(traces: Sequence[CtaTrace], together: bool = False) -> list[
 
 
 def _sectors(trace: CtaTrace) -> set[int]:
-    """What a CTA accesses."""
+    """The sectors of global memory that a CTA accesses."""
     steps = (step for steps in trace.warps for step in steps if isinstance(step, Accessed))
     own = {sector for step in steps for sector in step.sectors}
     return own.union(*(operation.sectors for operation in trace.operations))

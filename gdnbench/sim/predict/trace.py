@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 SECTOR = 32
-"""The bytes that the caches and the memory move at least; a line has four sectors."""
+"""Bytes of the smallest unit that caches and memory move; a line has four sectors."""
 
 
 class Space(StrEnum):
@@ -34,8 +34,8 @@ class Entered(NamedTuple):
 
 
 class Accessed(NamedTuple):
-    """A load, store or atomic of the block entered last. `cycles`: for how many the shared memory or L1 is
-    busy with it, bank conflicts counted. `sectors` of global memory, by number."""
+    """A load, store or atomic of the block entered last. `cycles`: how long shared memory or L1 is busy with
+    it, bank conflicts included. `sectors`: those of global memory, address divided by `SECTOR`."""
 
     pc: int
     space: Space
@@ -72,7 +72,7 @@ class Finished(NamedTuple):
 
 
 class Executed(NamedTuple):
-    """The warp executed another instruction of the machine."""
+    """The warp executed an instruction of the machine that is none of the above."""
 
     pc: int
 
@@ -81,18 +81,19 @@ Step = Entered | Accessed | Issued | Arrived | Waited | Finished | Executed
 
 
 class Kind(StrEnum):
-    """Of an asynchronous operation."""
+    """The kind of an asynchronous operation."""
 
     COPY_IN = "copy in"  # global to shared memory
     COPY_OUT = "copy out"  # shared to global memory
-    PRODUCT = "product"
+    PRODUCT = "product"  # an MMA: tcgen05.mma, wgmma
     TENSOR_MEMORY = "tensor memory"  # tcgen05.ld, .st
     TENSOR_COPY = "tensor copy"  # tcgen05.cp
     SIGNAL = "signal"  # tcgen05.commit, cp.async.mbarrier.arrive
 
 
 class Shape(NamedTuple):
-    """Of a product: rows and columns of D, and whether A lies in shared memory. A row of A has 32 bytes."""
+    """The shape of a product: rows and columns of D, and whether A is in shared memory. A row of A has 32
+    bytes, `products.K_BYTES`."""
 
     m: int
     n: int
@@ -101,9 +102,9 @@ class Shape(NamedTuple):
 
 @dataclass(slots=True)
 class Operation:
-    """An asynchronous operation: bytes it moves, the sectors of global memory among them, the phases that it
-    contributes to when it lands, and the operations that land before it. `issuers` warps issue it together.
-    Those of one `stream` run one after the other."""
+    """An asynchronous operation. `size`: the bytes that it moves; `sectors`: those of global memory among
+    them. When it lands it contributes to `phases`; the operations `after` land before it. `issuers` warps
+    issue it together. Operations of one `stream` run one after the other."""
 
     kind: Kind
     pc: int
@@ -118,10 +119,11 @@ class Operation:
 
 @dataclass(slots=True)
 class CtaTrace:
-    """The steps of each warp of CTA `index`, and the warps' roles (`warp_groups.group_names`)."""
+    """The steps of each warp of CTA `index`, and the warps' roles (`warp_groups.group_names`). `arrivals`: by
+    phase, how many contributions end it."""
 
     index: int
     warps: list[list[Step]]
     roles: list[str]
     operations: list[Operation]
-    arrivals: list[int]  # by phase
+    arrivals: list[int]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names for the warps of a CTA: their role, and which warps have it on the same path."""
+"""Names for the warps of a CTA: their role, and which warps of that role execute the same code."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from gdnbench.sim.predict.trace import Step
 
 ALIKE = 0.5
-"""Warps of a group have at least this part of their steps in common. The elected warp of a group has some
-steps more; another group of the same role runs code of its own."""
+"""Warps of a group have at least this part of their steps in common. The elected warp of a group has a few
+more steps, while another group of the same role executes different code."""
 
 
 def group_names(roles: Sequence[str], warps: Sequence[Sequence[Step]]) -> list[str]:

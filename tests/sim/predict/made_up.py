@@ -6,10 +6,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from gdnbench.sim.predict.code import Cost, Pipe, Region
-from gdnbench.sim.predict.machine_code import Machined
+from gdnbench.sim.predict.critical_path import CriticalPath
+from gdnbench.sim.predict.machine_code import MachineInstruction
 from gdnbench.sim.predict.machines import H200, Machine
-from gdnbench.sim.predict.path import Path
+from gdnbench.sim.predict.regions import Cost, Pipe, Region
 from gdnbench.sim.predict.sm import Interval, Sm, sectors_lacking
 from gdnbench.sim.predict.trace import CtaTrace, Operation, Step
 
@@ -17,7 +17,7 @@ PLAIN = H200.with_values(cta_start=0, cta_interval=0, integer_cycles=2, phase_la
 
 
 def cost(pc: int, **given: Any) -> Cost:
-    code = Machined(
+    code = MachineInstruction(
         pc,
         given.get("opcode", "FADD"),
         given.get("stall", 1),
@@ -59,7 +59,7 @@ def run(
     operations: list[Operation] | None = None,
     arrivals: list[int] | None = None,
     roles: list[str] | None = None,
-    path: Path | None = None,
+    path: CriticalPath | None = None,
     timeline: list[Interval] | None = None,
 ) -> tuple[float, Sm]:
     """The cycle in which the last of equal CTAs of these warps ends."""

@@ -8,10 +8,10 @@ import pytest
 
 from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.machine.memory import GlobalMemory
-from gdnbench.sim.predict.code import Regions
+from gdnbench.sim.predict.critical_path import CriticalPath
 from gdnbench.sim.predict.launch import record
 from gdnbench.sim.predict.machines import B200
-from gdnbench.sim.predict.path import Path
+from gdnbench.sim.predict.regions import Regions
 from gdnbench.sim.predict.sm import Interval, Sm, sectors_lacking
 from gdnbench.sim.ptx.ir import Module
 from gdnbench.sim.ptx.parser import parse
@@ -105,13 +105,13 @@ def timeline(ptx: str) -> tuple[Module, list[Interval]]:
     request = LaunchRequest("", "k", (1, 1, 1), (32, 1, 1), (1, 1, 1), 0, (bytes(8),), 128, 0)
     traces = record(module, request, GlobalMemory(), [0], B200)
     found: list[Interval] = []
-    path = Path()
+    path = CriticalPath()
     sm = Sm(B200, Regions(module, "k", B200).on(B200), 1e9, 1, found, path)
     end = sm.run(iter(zip(traces, sectors_lacking(traces), strict=True)))
     # Each cycle is on the critical path once.
-    pieces = path.pieces()
-    assert [piece.end for piece in pieces] == [*(piece.start for piece in pieces[1:]), end]
-    assert pieces[0].start == 0
+    segments = path.segments()
+    assert [segment.end for segment in segments] == [*(segment.start for segment in segments[1:]), end]
+    assert segments[0].start == 0
     return module, found
 
 

@@ -14,9 +14,9 @@ import pytest
 from gdnbench.sim.host.encode_tiled import encode
 from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.machine.memory import GlobalMemory
-from gdnbench.sim.predict.code import Regions
 from gdnbench.sim.predict.launch import record
 from gdnbench.sim.predict.machines import B200
+from gdnbench.sim.predict.regions import Regions
 from gdnbench.sim.predict.sm import Sm, sectors_lacking
 from gdnbench.sim.ptx.parser import parse
 from tests.sim.predict.tools import toolkit

@@ -9,7 +9,14 @@ import pytest
 
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.predict import machine_code as under_test
-from gdnbench.sim.predict.machine_code import Machined, arch_of, assemble, machine_code, tool, with_lines
+from gdnbench.sim.predict.machine_code import (
+    MachineInstruction,
+    arch_of,
+    assemble,
+    machine_code,
+    tool,
+    with_lines,
+)
 from gdnbench.sim.ptx.parser import parse
 from tests.sim.predict.tools import toolkit
 
@@ -55,9 +62,9 @@ LISTING = """
 def test_control_bits() -> None:
     """0x000ea2.. >> 41 = 0b0_0111_0101_0001: stall 1, yield 1, result 2, operands none (7), no waits."""
     assert list(under_test._parse(LISTING, "k")) == [
-        Machined(4, "LDG.E", 1, 0, 2, None),
-        Machined(5, "MUFU.EX2", 1, 0b000100, 1, None),
-        Machined(5, "IADD3", 5, 0b000010, None, None),
+        MachineInstruction(4, "LDG.E", 1, 0, 2, None),
+        MachineInstruction(5, "MUFU.EX2", 1, 0b000100, 1, None),
+        MachineInstruction(5, "IADD3", 5, 0b000010, None, None),
     ]
 
 

@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from gdnbench.sim.errors import UnsupportedError
-from gdnbench.sim.predict.code import Pipe
+from gdnbench.sim.predict.regions import Pipe
 from gdnbench.sim.predict.sm import Memory, sectors_lacking
 from gdnbench.sim.predict.trace import (
     SECTOR,
@@ -136,7 +136,8 @@ def test_a_request_is_over_with_its_last_line() -> None:
 
 def test_an_sm_that_asked_for_less_gets_its_credit_at_once() -> None:
     """A share of 10 bytes a cycle and a credit of 1,000 bytes: of 1,500 bytes after a pause 500 take 50
-    cycles, and of those that follow at once all."""
+    cycles, and of those that follow at once all. In bursts of 10^-3 bytes a service of 150 cycles has a
+    standard deviation of 150 sqrt(10^-3 / 1500) = 0.12 cycles; the limits are 5 cycles."""
     values = {"memory_latency": 0, "memory_burst": 1e-3, "memory_scatter": 0, "l2_rate": 1e9}
     memory = Memory(PLAIN.with_values(**values, memory_credit=1000), share=10.0)
     assert memory.request(5000.0, 1500, 1500) == pytest.approx(5050, rel=1e-3)
@@ -157,8 +158,9 @@ IN_FLIGHT = {
 
 @pytest.mark.parametrize("in_flight", IN_FLIGHT)
 def test_bytes_in_flight_give_the_rates_that_a_b200_has(in_flight: int) -> None:
-    """Three numbers give the whole curve: 443 ns, 7.25 TB/s, and bursts of 16 KB. The limit is the distance
-    of the published rates from their mean, which is up to 8 %."""
+    """Three numbers give the mean curve of all boxes: 443 ns, 7.25 TB/s, and bursts of 16 KB. `B200` has
+    other values, which fit each size of box (test_b200_copies.py). The limit is the distance of the published
+    rates from their mean, which is up to 8 %."""
     machine = PLAIN.with_values(memory_latency=443, memory_burst=16384, clock=1.965, l2_rate=1e9)
     memory = Memory(machine, share=7250 / 1.965 / 148)
     ends = [0.0] * (in_flight // 4096)
@@ -170,7 +172,9 @@ def test_bytes_in_flight_give_the_rates_that_a_b200_has(in_flight: int) -> None:
 
 
 def test_a_unit_is_busy_for_no_more_than_the_time() -> None:
-    """The warp ends while its 100 KB of stores wait for memory: 100 bytes a cycle take 1,000 cycles."""
+    """The warp ends while its 100 KB of stores wait for memory: 100 bytes a cycle take 1,000 cycles. In
+    bursts of 10^-3 bytes their standard deviation is 1000 sqrt(10^-3 / 10^5) = 0.1 cycles; ten of these are
+    allowed."""
     machine = PLAIN.with_values(memory_latency=0, memory_burst=1e-3, l2_rate=1e9)
     sectors = tuple(range(100_000 // SECTOR))
     region, steps = (cost(0, memory=True),), [Entered(0), Accessed(0, Space.GLOBAL, 1, sectors)]

@@ -127,7 +127,8 @@ def test_rmsnorm(quack: Apart) -> None:
     assert ((ran.tensors["out"].double() - expected).abs() <= (relative + BF16) * expected.abs()).all()
 
 
-@pytest.mark.parametrize("biased", quick([False, True], 1))
+@pytest.mark.slow  # tests/sim/test_kernels.py has such products
+@pytest.mark.parametrize("biased", [False, True])
 def test_tcgen05_gemm(biased: bool, quack: Apart) -> None:
     """Two batches, no extent a multiple of the tile, three CTAs for eight tiles."""
     batch, rows, columns, inner = 2, 200, 104, 72

@@ -176,3 +176,9 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "flashinfer-block-end-decay\n"
     assert zoo.main(["nothing"]) == Exit.BAD_INPUT
     assert "--list prints the names" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert zoo.main(["sglang-newton-schulz", "--folder", str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err == f"error: --folder {tmp_path}/file: File exists\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of shadows in arithmetic on bits: `and`, `or`, `xor`, `lop3`, `add`, `bfi`, `min`, ...
+"""The shadows of results of arithmetic on bits: `and`, `or`, `xor`, `lop3`, `add`, `bfi`, `min`, ...
 
 The bits of the result are compared with those of each operand that has a shadow:
 
@@ -9,7 +9,8 @@ The bits of the result are compared with those of each operand that has a shadow
                                                 (2^n by an addition to the exponent)
     an f32 with up to 16 low bits cleared       the shadow stays: a rounding toward zero
 
-What matches none of these has no shadow. Whole f32 come first, then halves, then bytes, each where it was.
+A result that matches none of these has no shadow. Whole f32 come first, then halves, then bytes, each at its
+place.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from gdnbench.sim.ptx.ir import Instruction, Register
 _LOW = 16  # low bits of an f32 that a mask may clear
 
 
-def followed(cells: Cells, before: Bytes, after: Bytes) -> Cells:
+def result_cells(cells: Cells, before: Bytes, after: Bytes) -> Cells:
     """The cells of `after`, uint8[32, width], which were computed from `before`, whose cells are `cells`."""
     cells = current(cells, before)
     found = np.zeros_like(cells)
@@ -61,7 +62,7 @@ def _words(data: Bytes) -> Words:
 
 
 def _ratio(old: Words, new: Words) -> Doubles:
-    """What the shadow of `old` has to be multiplied by to be that of `new`; 0 if there is none."""
+    """The factor from the shadow of `old` to that of `new`, by lane; 0 if there is none."""
     significand, sign = np.uint32(0x7F_FFFF), np.uint32(0x8000_0000)
     exponents = [(bits >> np.uint32(23) & np.uint32(0xFF)).astype(np.int64) for bits in (old, new)]
     normal = np.logical_and.reduce([(e > 0) & (e < 255) for e in exponents])
@@ -89,7 +90,7 @@ def _halves(cells: Cells, before: Bytes, after: Bytes, found: Cells) -> None:
                 found[fits, part] = make_cells(-values, new, shape)[fits]
 
 
-def follow(ins: Instruction) -> Rule:
+def bit_arithmetic(ins: Instruction) -> Rule:
     """The rule of an instruction on bits with one result."""
     sources = [source for source in ins.sources if isinstance(source, Register) and source.type != "pred"]
     dests = [dest for dest in ins.written() if isinstance(dest, Register) and dest.type != "pred"]
@@ -109,7 +110,7 @@ def follow(ins: Instruction) -> Rule:
             after = shadows.bytes[dest.index]
             found = np.zeros((LANES, ROOM), np.complex128)
             for cells, before in held:
-                one = followed(cells, before, after)
+                one = result_cells(cells, before, after)
                 free = marks_of(found) == 0
                 found = np.where(free, one, found)
             shadows.write(dest.index, lanes, found[:, :width])

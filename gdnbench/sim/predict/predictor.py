@@ -18,14 +18,14 @@ from gdnbench.sim.predict.timeline import Timeline
 from gdnbench.sim.ptx.ir import Module
 
 KILLED = "the process that predicts it was killed"
-"""How a refusal ends that another try may not have."""
+"""The end of a refusal that another try may not have."""
 
 
 @dataclass(slots=True)
 class Predictor:
-    """Predicts the launches that it is called with, for `Settings(before=...)`. `refused` says why a launch
-    has no prediction; no launch after it is predicted. `timelines` takes what an SM does in each launch, with
-    a name that begins with `name`."""
+    """Predicts each launch that it is called with, before the launch runs, for `Settings(before=...)`.
+    `refused` says why a launch has no prediction; no launch after it is predicted. If `timelines` is a list,
+    the timeline of each launch is appended to it, with a name that begins with `name`."""
 
     machine: Machine
     launches: list[Prediction] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Predictor:
             return
         drawn: list[Timeline] | None = None if self.timelines is None else []
         try:
-            found = predict_apart(self.machine, module, request, memory, drawn)
+            found = predict_in_copy(self.machine, module, request, memory, drawn)
         except UnsupportedError as error:
             self.refused = error.what
         except KernelFault as fault:  # which the launch itself reports, with what it found before
@@ -50,28 +50,28 @@ class Predictor:
             self.launches.append(found)
 
 
-def predict_apart(
+def predict_in_copy(
     machine: Machine,
     module: Module,
     request: LaunchRequest,
     memory: GlobalMemory,
     timelines: list[Timeline] | None = None,
 ) -> Prediction:
-    """The predicted time of a launch that has not run yet; `timelines` takes what its SM does. Raises what
-    `record` and `predict` raise, and UnsupportedError where processes cannot be forked."""
+    """The predicted time of a launch that has not run yet; its timeline is appended to `timelines`. Raises
+    what `record` and `predict` raise, and UnsupportedError where processes cannot be forked."""
     if not hasattr(os, "fork"):
         raise UnsupportedError("the time on a system without fork")
     check_covered(module, request)
     # Here and not in the child, so that the next launch of the kernel finds it assembled.
     assemble(module, module.kernels[request.entry], arch_of(module, machine.name))
 
-    def apart() -> _Answer:
+    def predicted() -> _Answer:
         ctas = sampled_ctas(math.prod(request.grid), machine)
         traces = record(module, request, memory, ctas, machine)
         found: list[Timeline] = []
         return predict(machine, module, request, traces, None if timelines is None else found), found
 
-    prediction, drawn = in_a_copy(apart, f"the time of {request.entry}: {KILLED}")
+    prediction, drawn = in_a_copy(predicted, f"the time of {request.entry}: {KILLED}")
     if timelines is not None:
         timelines += drawn
     return prediction

@@ -16,18 +16,18 @@ from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
-from gdnbench.sim.predict.code import Pipe, Region
+from gdnbench.sim.predict.regions import Pipe, Region
 from gdnbench.sim.predict.server import Server
 
 ROOT = -1
 """The cause of what begins at cycle 0."""
 TICKS = 1 << 20
-"""Of a cycle. Sums of whole ticks have no rounding errors, in whatever order they are added."""
-_SPAN = 32  # bits of the second of two numbers in one
+"""Ticks of a cycle. Sums of whole ticks have no rounding errors, in whatever order they are added."""
+_SPAN = 32  # bits of the second of two numbers that are packed into one
 
 
-class What(IntEnum):
-    """What cycles were spent on: the service of a unit, or a latency."""
+class Activity(IntEnum):
+    """What cycles of the path were spent on: the service of a unit, or a latency."""
 
     ISSUE = 0
     FMA = 1
@@ -59,60 +59,61 @@ class What(IntEnum):
     @property
     def is_unit(self) -> bool:
         """Whether it is the service of a unit that serves one request after the other."""
-        return self <= What.CTA_INTERVAL
+        return self <= Activity.CTA_INTERVAL
 
 
 _TEXTS = {
-    What.ISSUE: "issue",
-    What.FMA: Pipe.FMA.value,
-    What.ALU: Pipe.ALU.value,
-    What.SPECIAL: Pipe.SPECIAL.value,
-    What.TENSOR: Pipe.TENSOR.value,
-    What.SHARED: "shared memory",
-    What.COPIER: "copy engine",
-    What.L2: "L2",
-    What.HBM: "HBM",
-    What.CTA_INTERVAL: "CTA start",
-    What.CTA_START: "CTA start",
-    What.SCOREBOARD: "scoreboard",
-    What.SPECIAL_LATENCY: "special functions latency",
-    What.PRODUCT_LATENCY: "product latency",
-    What.OPERANDS: "operands read",
-    What.SHARED_LATENCY: "shared memory latency",
-    What.L1_LATENCY: "L1 latency",
-    What.L2_LATENCY: "L2 latency",
-    What.MEMORY_LATENCY: "memory latency",
-    What.COPY_LATENCY: "copy latency",
-    What.TENSOR_MEMORY: "tensor memory",
-    What.BARRIER: "barrier latency",
+    Activity.ISSUE: "issue",
+    Activity.FMA: Pipe.FMA.value,
+    Activity.ALU: Pipe.ALU.value,
+    Activity.SPECIAL: Pipe.SPECIAL.value,
+    Activity.TENSOR: Pipe.TENSOR.value,
+    Activity.SHARED: "shared memory",
+    Activity.COPIER: "copy engine",
+    Activity.L2: "L2",
+    Activity.HBM: "HBM",
+    Activity.CTA_INTERVAL: "CTA start",
+    Activity.CTA_START: "CTA start",
+    Activity.SCOREBOARD: "scoreboard",
+    Activity.SPECIAL_LATENCY: "special functions latency",
+    Activity.PRODUCT_LATENCY: "product latency",
+    Activity.OPERANDS: "operands read",
+    Activity.SHARED_LATENCY: "shared memory latency",
+    Activity.L1_LATENCY: "L1 latency",
+    Activity.L2_LATENCY: "L2 latency",
+    Activity.MEMORY_LATENCY: "memory latency",
+    Activity.COPY_LATENCY: "copy latency",
+    Activity.TENSOR_MEMORY: "tensor memory",
+    Activity.BARRIER: "barrier latency",
 }
-SHARED_UNITS = (What.TENSOR, What.COPIER, What.L2, What.HBM)
+SHARED_UNITS = (Activity.TENSOR, Activity.COPIER, Activity.L2, Activity.HBM)
 OF_PIPE = {
-    Pipe.ISSUE: What.ISSUE,
-    Pipe.FMA: What.FMA,
-    Pipe.ALU: What.ALU,
-    Pipe.SPECIAL: What.SPECIAL,
-    Pipe.TENSOR: What.TENSOR,
+    Pipe.ISSUE: Activity.ISSUE,
+    Pipe.FMA: Activity.FMA,
+    Pipe.ALU: Activity.ALU,
+    Pipe.SPECIAL: Activity.SPECIAL,
+    Pipe.TENSOR: Activity.TENSOR,
 }
-RESULT_OF = {Pipe.SPECIAL: What.SPECIAL_LATENCY, Pipe.TENSOR: What.PRODUCT_LATENCY}
-"""What a warp that waits for the scoreboard of an instruction of this pipe waits for; else `SCOREBOARD`."""
+RESULT_OF = {Pipe.SPECIAL: Activity.SPECIAL_LATENCY, Pipe.TENSOR: Activity.PRODUCT_LATENCY}
+"""By pipe of an instruction: the latency that a warp which waits for its scoreboard waits for. `SCOREBOARD`
+for any other pipe."""
 
 
 def span(first: int, last: int) -> int:
-    """Both numbers in one."""
+    """Both numbers packed into one."""
     return first << _SPAN | last
 
 
-class Piece(NamedTuple):
-    """Cycles `start` to `end` of the path: `what` for a warp of the role, at the PTX instruction `pc`; the
-    start of a CTA is for no warp, and at `ROOT`.
-    `queued`: what comes next on the path waited for its turn at that unit. `span`: for machine instructions
-    first to last of the region that begins at `pc`; both 0 if it is the instruction itself."""
+class Segment(NamedTuple):
+    """Cycles `start` to `end` of the path: `activity` for a warp of the role, at PTX instruction `pc`. For
+    the start of a CTA the role is empty, and `pc` is `ROOT`. `queued`: the next segment of the path waited
+    for this service to end. `span`: the service was for machine instructions first to last of the region
+    that begins at `pc`; both are 0 if it was for the instruction itself."""
 
     start: float
     end: float
     role: str
-    what: What
+    activity: Activity
     pc: int
     queued: bool
     span: tuple[int, int]
@@ -120,27 +121,28 @@ class Piece(NamedTuple):
     @property
     def text(self) -> str:
         """ "warp 4 MMA: tensor core", "warps 0-3 compute: queue at issue"."""
-        what = f"queue at {self.what.text}" if self.queued else self.what.text
-        return f"{self.role}: {what}" if self.role else what
+        activity = f"queue at {self.activity.text}" if self.queued else self.activity.text
+        return f"{self.role}: {activity}" if self.role else activity
 
 
 class Pending(NamedTuple):
-    """What a scoreboard is taken for: no node until a warp waits for it. Issued at `at`, as machine
-    instruction `place` of a region, after `cause`, which ended before instruction `first`."""
+    """A scoreboard that is taken. It becomes a node only when a warp waits for it. Its instruction was issued
+    at cycle `at`, as machine instruction `place` of a region, after the node `cause`, which ended before
+    instruction `first`."""
 
     cause: int
     first: int
     place: int
     region: int
     at: float
-    what: What
+    activity: Activity
     pc: int
 
 
-class Path:
-    """The nodes of a replay. `cause` is the node at the present of what is being replayed: `add`, `later` and
-    the servers of `server` take it as the cause of a new node and leave that node in its place. `role`, `pc`
-    and `span` are those of new nodes."""
+class CriticalPath:
+    """The nodes of a replay. `cause` is the latest node of the warp or operation that is being replayed:
+    `add`, `later` and the servers of `server` take it as the cause of a new node, and set it to that node.
+    `role`, `pc` and `span` are those of new nodes. `end` is the node at which the SM ends."""
 
     def __init__(self) -> None:
         self.cause = ROOT
@@ -156,7 +158,7 @@ class Path:
         self._spans = array("q")
 
     def role_of(self, name: str) -> int:
-        """The number of a role."""
+        """The number of the role of this name, for `role`."""
         if name not in self._names:
             self._names.append(name)
         return self._names.index(name)
@@ -164,114 +166,115 @@ class Path:
     def time(self, node: int) -> float:
         return self._times[node] if node != ROOT else 0.0
 
-    def add(self, time: float, what: int, cause: int, queued: bool = False) -> int:
-        """A node at `time`."""
+    def add(self, time: float, activity: int, cause: int, queued: bool = False) -> int:
+        """Add a node at cycle `time`, and return its number."""
         self._times.append(time)
         self._causes.append(2 * cause + queued)
-        self._labels.append(self.role << _SPAN | what)
+        self._labels.append(self.role << _SPAN | activity)
         self._pcs.append(self.pc)
         self._spans.append(self.span)
         self.cause = node = len(self._times) - 1
         return node
 
-    def later(self, time: float, what: What) -> int:
-        """A node at `time`, which is some cycles after the present; before it where a unit is still busy
-        when what it served has ended."""
+    def later(self, time: float, activity: Activity) -> int:
+        """A node at `time`, a latency after `cause`. Where `time` is before `cause`, since the unit is busy
+        for longer than the request took, the causes that end later are left out."""
         while self.cause != ROOT and self._times[self.cause] > time:
             self.cause = self._causes[self.cause] >> 1
         if time > self.time(self.cause):
-            self.add(time, what, self.cause)
+            self.add(time, activity, self.cause)
         return self.cause
 
     def issued(self, cause: int, time: float, region: int, first: int, last: int) -> int:
-        """A node at `time`, at which machine instructions first to last of a region have been issued after
+        """A node at `time`, when machine instructions first to last of a region have been issued after
         `cause`."""
         if time > self.time(cause):
             self.pc, self.span = region, span(first, last)
-            cause = self.add(time, What.ISSUE, cause)
+            cause = self.add(time, Activity.ISSUE, cause)
             self.span = 0
         return cause
 
     def free(self, taken: int | Pending, time: float) -> int:
-        """The node at `time`, at which a scoreboard is free."""
+        """The node at `time`, when a scoreboard becomes free."""
         if isinstance(taken, int):
             return taken
         cause = self.issued(taken.cause, taken.at, taken.region, taken.first, taken.place)
         self.pc = taken.pc
-        return self.add(time, taken.what, cause)
+        return self.add(time, taken.activity, cause)
 
-    def server(self, what: What) -> Server:
-        """A unit whose services are nodes."""
-        return _Recorded(self, what)
+    def server(self, activity: Activity) -> Server:
+        """A unit each of whose services is a node."""
+        return _RecordedServer(self, activity)
 
     def node_of(self, server: Server) -> int:
-        """The node at the end of what the unit served last."""
-        assert isinstance(server, _Recorded)
+        """The node at the end of the unit's last service."""
+        assert isinstance(server, _RecordedServer)
         return server.node
 
     # What was recorded
 
-    def pieces(self) -> list[Piece]:
+    def segments(self) -> list[Segment]:
         """The critical path, from the start to `end`."""
         found = []
         node, queued = self.end, False
         while node != ROOT:
             cause = self._causes[node]
             if self._times[node] > self.time(cause >> 1):
-                found.append(self._piece(node, queued))
+                found.append(self._segment(node, queued))
             node, queued = cause >> 1, bool(cause & 1)
         return found[::-1]
 
-    def services(self) -> Iterator[Piece]:
-        """What the units served that an SM has once; services of its sub-partitions have a span."""
+    def services(self) -> Iterator[Segment]:
+        """The services of the units that an SM has once; those of its sub-partitions have a span."""
         for node in range(len(self._times)):
             if not self._spans[node]:
-                piece = self._piece(node, queued=False)
-                if piece.what in SHARED_UNITS:
-                    yield piece
+                segment = self._segment(node, queued=False)
+                if segment.activity in SHARED_UNITS:
+                    yield segment
 
-    def _piece(self, node: int, queued: bool) -> Piece:
+    def _segment(self, node: int, queued: bool) -> Segment:
         label, span = self._labels[node], self._spans[node]
-        what = What(label & (1 << _SPAN) - 1)
-        return Piece(
+        activity = Activity(label & (1 << _SPAN) - 1)
+        return Segment(
             self.time(self._causes[node] >> 1),
             self._times[node],
             self._names[label >> _SPAN],
-            what,
+            activity,
             self._pcs[node],
-            queued and what.is_unit,
+            queued and activity.is_unit,
             (span >> _SPAN, span & (1 << _SPAN) - 1),
         )
 
 
-class _Recorded(Server):
-    """A server whose services are nodes; `node` is the last."""
+class _RecordedServer(Server):
+    """A server each of whose services is a node of the path; `node` is the last."""
 
-    __slots__ = ("node", "path", "what")
+    __slots__ = ("activity", "node", "path")
 
-    def __init__(self, path: Path, what: What) -> None:
+    def __init__(self, path: CriticalPath, activity: Activity) -> None:
         super().__init__()
-        self.path, self.what, self.node = path, what, ROOT
+        self.path, self.activity, self.node = path, activity, ROOT
 
     def serve(self, at: float, cycles: float) -> float:
         path = self.path
         queued = at < self.free
         cause = self.node if queued else path.cause
         done = super().serve(at, cycles)
-        self.node = path.add(done, self.what, cause, queued) if done > path.time(cause) else cause
+        self.node = path.add(done, self.activity, cause, queued) if done > path.time(cause) else cause
         path.cause = self.node
         return done
 
 
-def ticks_by(pieces: list[Piece], key: Callable[[Piece], str]) -> Counter[str]:
+def ticks_by(segments: list[Segment], key: Callable[[Segment], str]) -> Counter[str]:
     """Ticks of the path by what `key` gives; they add up to those of its end."""
     found: Counter[str] = Counter()
-    for piece in pieces:
-        found[key(piece)] += ticks(piece.end) - ticks(piece.start)
+    for segment in segments:
+        found[key(segment)] += ticks(segment.end) - ticks(segment.start)
     return found
 
 
 def ticks(cycles: float) -> int:
+    """Cycles in ticks, rounded to the nearest."""
     return round(cycles * TICKS)
 
 
@@ -280,21 +283,21 @@ def whole_ticks(cycles: float) -> float:
     return ticks(cycles) / TICKS
 
 
-def ticks_by_pc(pieces: list[Piece], region: Callable[[int], Region]) -> Counter[int]:
+def ticks_by_pc(segments: list[Segment], region: Callable[[int], Region]) -> Counter[int]:
     """Ticks of the path by PTX instruction, `ROOT` for what no instruction takes. Those of a span of machine
     instructions go to the instructions that they are for, in proportion to their stalls."""
     found: Counter[int] = Counter()
-    for piece in pieces:
-        left = ticks(piece.end) - ticks(piece.start)
-        first, last = piece.span
-        codes = [cost.code for cost in region(piece.pc).costs[first:last]]
+    for segment in segments:
+        left = ticks(segment.end) - ticks(segment.start)
+        first, last = segment.span
+        codes = [cost.code for cost in region(segment.pc).costs[first:last]]
         stalls = sum(code.stall or 1 for code in codes)
         for code in codes:
             stall = code.stall or 1
             part = left * stall // stalls
             found[code.pc] += part
             left, stalls = left - part, stalls - stall
-        found[piece.pc] += left
+        found[segment.pc] += left
     return found
 
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine code of a kernel by regions of its PTX, and what an instruction of it keeps busy."""
+"""The machine code of a kernel by regions of its PTX, with the pipe, cycles and latency of each instruction.
+
+A *region* is PTX without branches, barriers and instructions of the machine inside: a warp that enters it
+executes all of it. ptxas moves instructions within it."""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
-from gdnbench.sim.predict.machine_code import Machined, arch_of, machine_code
+from gdnbench.sim.predict.machine_code import MachineInstruction, arch_of, machine_code
 from gdnbench.sim.predict.machines import Machine
 from gdnbench.sim.ptx.flow import targets_of
 from gdnbench.sim.ptx.forms import Flow, Sync
@@ -26,10 +29,11 @@ class Pipe(StrEnum):
 
 
 class Cost(NamedTuple):
-    """A machine instruction: it keeps `pipe` busy for `busy` cycles, and what it says to a scoreboard comes
-    `latency` cycles after its issue. `memory`: an access of the trace belongs to it, if there is one."""
+    """A machine instruction: it keeps `pipe` busy for `busy` cycles, and frees its scoreboard `latency`
+    cycles after its issue. `memory`: it is a load, store or atomic, to which an access of the trace may
+    belong. `boards`: the scoreboards that it waits for."""
 
-    code: Machined
+    code: MachineInstruction
     pipe: Pipe
     busy: float
     latency: float
@@ -39,7 +43,7 @@ class Cost(NamedTuple):
 
 MEMORY = ("LDG", "LDS", "LDSM", "STG", "STS", "STSM", "LD", "ST", "ATOM", "ATOMG", "ATOMS", "RED", "REDG")
 SCOREBOARDS = 6
-"""Of a warp, on Volta and later."""
+"""How many a warp has, on Volta and later."""
 NEAR = 32
 """How many instructions before its place in the PTX a load of the machine code is looked for."""
 _LOCAL = ("LDL", "STL")
@@ -51,7 +55,7 @@ _UNIFORM = ("ULDC", "S2R", "S2UR", "LDC", "LDCU", "R2UR", "CS2R", "UMOV")
 
 
 _Kind = tuple[Pipe, float, float, bool]
-_M = TypeVar("_M", bound=Machined)
+_M = TypeVar("_M", bound=MachineInstruction)
 
 
 def _kind(opcode: str, machine: Machine) -> _Kind:
@@ -80,13 +84,13 @@ def _kind(opcode: str, machine: Machine) -> _Kind:
     return pipe, busy, latency, memory
 
 
-def _is_memory(code: Machined) -> bool:
+def _is_memory(code: MachineInstruction) -> bool:
     return code.opcode.partition(".")[0] in MEMORY
 
 
 def at_accesses(kernel: Kernel, codes: Sequence[_M]) -> Iterator[_M]:
-    """The machine code, in which each access has the pc of an access of the PTX. ptxas says of some loads
-    that they are for the conversion or move that follows the load."""
+    """The machine code, in which each access has the pc of an access of the PTX. For some loads ptxas names
+    the line of the conversion or move that follows the load."""
     accesses = {ins.pc for ins in kernel.instructions if ins.form.in_engine}
     told = {code.pc for code in codes if _is_memory(code)}
     for code in codes:
@@ -102,8 +106,8 @@ def at_accesses(kernel: Kernel, codes: Sequence[_M]) -> Iterator[_M]:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """PTX instructions [start, stop), and the machine instructions for them in their order, some of which are
-    for `accesses` in the PTX."""
+    """PTX instructions [start, stop), and the costs of their machine instructions in order. `accesses`: the
+    PTX instructions among them that are a load, store or atomic and have a machine instruction."""
 
     start: int
     stop: int
@@ -113,7 +117,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The same without costs: the machine instructions by their places in the code."""
+    """A region without costs: its machine instructions by their places in the code."""
 
     start: int
     stop: int
@@ -134,7 +138,7 @@ class Regions:
             tuple(board for board in range(SCOREBOARDS) if code.waits >> board & 1) for code in self.codes
         )
         self._opcodes = {code.opcode for code in self.codes}
-        self._on: dict[tuple[_Kind, ...], Code] = {}
+        self._on: dict[tuple[_Kind, ...], RegionCosts] = {}
         self._by_pc: dict[int, list[int]] = {}
         for place, code in enumerate(self.codes):
             self._by_pc.setdefault(code.pc, []).append(place)
@@ -142,10 +146,10 @@ class Regions:
         self._stops = _stops(self.kernel.instructions, targets)
         self._parts: dict[int, _Part] = {}
 
-    def on(self, machine: Machine) -> Code:
-        """The regions with their costs on a machine; the same for machines on which all costs are equal."""
+    def on(self, machine: Machine) -> RegionCosts:
+        """The regions with their costs on a machine; the same object where all costs are equal."""
         kinds = {opcode: _kind(opcode, machine) for opcode in self._opcodes}
-        return self._on.setdefault(tuple(kinds.values()), Code(self, kinds))
+        return self._on.setdefault(tuple(kinds.values()), RegionCosts(self, kinds))
 
     def part(self, pc: int) -> _Part:
         """The region from `pc` on."""
@@ -172,7 +176,7 @@ def _stops(instructions: Sequence[Instruction], targets: Set[int]) -> list[int]:
     return found
 
 
-class Code:
+class RegionCosts:
     """The regions of a kernel with the costs that their instructions have, by opcode."""
 
     def __init__(self, regions: Regions, kinds: Mapping[str, _Kind]) -> None:

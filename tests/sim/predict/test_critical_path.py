@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gdnbench.sim.predict.code import Cost, Pipe
-from gdnbench.sim.predict.path import TICKS, Path, scaled, ticks, ticks_by, ticks_by_pc
+from gdnbench.sim.predict.critical_path import TICKS, CriticalPath, scaled, ticks, ticks_by, ticks_by_pc
+from gdnbench.sim.predict.regions import Cost, Pipe
 from gdnbench.sim.predict.sm import Sm
 from gdnbench.sim.predict.trace import Arrived, Entered, Issued, Kind, Operation, Shape, Step, Waited
 from gdnbench.sim.predict.warp_groups import group_names
@@ -15,11 +15,11 @@ from tests.sim.predict.made_up import PLAIN, cost, run
 
 def path_of(
     regions: dict[int, tuple[Cost, ...]], warps: list[list[Step]], **given: Any
-) -> tuple[dict[str, float], Path, Sm]:
-    """The cycles by role and what; their sum is the whole time in every case."""
-    path = Path()
+) -> tuple[dict[str, float], CriticalPath, Sm]:
+    """The cycles by role and activity; their sum is the whole time in every case."""
+    path = CriticalPath()
     end, sm = run(regions, warps, path=path, **given)
-    counts = ticks_by(path.pieces(), lambda piece: piece.text)
+    counts = ticks_by(path.segments(), lambda segment: segment.text)
     assert counts.total() == ticks(end)
     return {name: count / TICKS for name, count in counts.items() if count}, path, sm
 
@@ -29,7 +29,7 @@ def test_a_wait_for_a_scoreboard_is_its_latency() -> None:
     region = (cost(0, stall=4), cost(1, result=3, latency=20), cost(2, waits=(3,), stall=2))
     found, path, sm = path_of({0: region}, [[Entered(0)]])
     assert found == {"compute: issue": 6, "compute: scoreboard": 20}
-    by_pc = ticks_by_pc(path.pieces(), sm.code.region)
+    by_pc = ticks_by_pc(path.segments(), sm.code.region)
     assert {pc: count / TICKS for pc, count in by_pc.items() if count} == {0: 4, 1: 20, 2: 2}
 
 
@@ -96,7 +96,7 @@ def test_ctas_that_wait_for_a_place_start_after_one_that_ended() -> None:
 
 def test_cycles_of_a_longer_launch_have_the_same_parts() -> None:
     """7 of 10 cycles are of one kind; of 101 cycles that is 70.7, and no tick is lost."""
-    path = ticks_by([], lambda piece: piece.text)
+    path = ticks_by([], lambda segment: segment.text)
     path["a"], path["b"] = 7 * TICKS, 3 * TICKS
     found = scaled(path, 101.0)
     assert [*found] == ["a", "b"]

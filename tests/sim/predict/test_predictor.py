@@ -15,7 +15,8 @@ import pytest
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.machine.memory import GlobalMemory
-from gdnbench.sim.predict import Predictor, apart
+from gdnbench.sim.predict import Predictor
+from gdnbench.sim.predict import predictor as predictor_module
 from gdnbench.sim.predict.machines import H200
 from gdnbench.sim.ptx.parser import parse
 
@@ -56,10 +57,10 @@ def predict_with(
         return child
 
     monkeypatch.setattr(os, "fork", forking)
-    monkeypatch.setattr(apart, "assemble", lambda *given: None)
-    monkeypatch.setattr(apart, "record", lambda *given: act())
+    monkeypatch.setattr(predictor_module, "assemble", lambda *given: None)
+    monkeypatch.setattr(predictor_module, "record", lambda *given: act())
     try:
-        apart.predict_apart(H200, parse(PTX), REQUEST, GlobalMemory())
+        predictor_module.predict_in_copy(H200, parse(PTX), REQUEST, GlobalMemory())
     finally:
         monkeypatch.setattr(os, "fork", fork)
         (child,) = children
@@ -112,7 +113,7 @@ def test_a_fault_is_left_to_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     def fault(*given: object) -> NoReturn:
         raise KernelFault(FaultKind.TRAP, "trap")
 
-    monkeypatch.setattr(apart, "predict_apart", fault)
+    monkeypatch.setattr(predictor_module, "predict_in_copy", fault)
     predictor = Predictor(H200)
     predictor(parse(PTX), REQUEST, GlobalMemory())
     assert predictor.refused == "the time of k, which faults: trap"
