@@ -138,6 +138,8 @@ class Pipelines(blackwell.Pipelines):
     aib: blackwell.Pipeline
     p: Any = None
     o: Any = None
+    h: Any = None
+    v_new: Any = None
 
     @classmethod
     def allocate(cls, spec: KernelPlan, smem: Any) -> Pipelines:
@@ -160,6 +162,8 @@ class Shared:
     aib: cute.Tensor
     p: Any = None
     o: Any = None
+    h: Any = None
+    v_new: Any = None
     gate: cute.Tensor
 
     @staticmethod
