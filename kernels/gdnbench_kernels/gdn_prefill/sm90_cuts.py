@@ -15,12 +15,12 @@ from gdnbench_kernels.chunks import segment_bound
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
 
 SLICES = (1, 2)
-CHUNK_US = {False: {1: 2.3, 2: 1.8}, True: {1: 1.7, 2: 1.3}}
+CHUNK_US = {False: {1: 3.0, 2: 1.8}, True: {1: 1.8, 2: 1.35}}
 """Microseconds of a chunk in a CTA that has all rows of a value head, or half of them; True: with its squares
 in memory."""
-TRANSFER_US = {False: {1: 2.1, 2: 1.6}, True: {1: 1.4, 2: 1.1}}
+TRANSFER_US = {False: {1: 2.6, 2: 1.6}, True: {1: 1.5, 2: 1.1}}
 """The same without outputs."""
-SQUARE_US = 0.95
+SQUARE_US = 1.1
 """Of the squares of a chunk and value head, on an SM."""
 LAUNCH_US = 5.0
 """Of a launch: until its CTAs have their first chunks, and the last state's way to memory."""
