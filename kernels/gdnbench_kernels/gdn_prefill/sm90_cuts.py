@@ -15,11 +15,11 @@ from gdnbench_kernels.chunks import segment_bound
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
 
 SLICES = (1, 2)
-CHUNK_US = {False: {1: 3.0, 2: 1.8}, True: {1: 1.8, 2: 1.35}}
+CHUNK_US = {False: {1: 5.0, 2: 1.9}, True: {1: 1.8, 2: 1.4}}
 """Microseconds of a chunk in a CTA that has all rows of a value head, or half of them; True: with its squares
 in memory."""
-TRANSFER_US = {False: {1: 2.6, 2: 1.6}, True: {1: 1.5, 2: 1.1}}
-"""The same without outputs."""
+TRANSFER_US = {1: 1.5, 2: 1.1}
+"""The same without outputs, with the squares in memory."""
 SQUARE_US = 1.1
 """Of the squares of a chunk and value head, on an SM."""
 LAUNCH_US = 5.0
@@ -66,12 +66,10 @@ def plans(tokens: int, sequences: int, value_heads: int, sms: int) -> Iterator[C
         if segment >= tokens:  # nothing to cut
             continue
         bound = segment_bound(tokens, sequences, segment)
-        for prepared in (False, True):
-            for slices in SLICES:
-                us = squares * prepared + _cut_us(
-                    bound, length, sequences, value_heads, slices, sms, prepared
-                )
-                yield CutPlan(slices, segment, us, prepared)
+        # B, M and the outputs read the same squares, so these always have a launch of their own.
+        for slices in SLICES:
+            us = squares + _cut_us(bound, length, sequences, value_heads, slices, sms)
+            yield CutPlan(slices, segment, us, prepared=True)
 
 
 def alternatives(tokens: int, sequences: int, value_heads: int, sms: int) -> list[CutPlan]:
@@ -90,17 +88,15 @@ FAR = 1.5
 """Times the expected time of the best plan, from which on others are no alternatives."""
 
 
-def _cut_us(
-    segments: int, length: int, sequences: int, value_heads: int, slices: int, sms: int, prepared: bool
-) -> float:
+def _cut_us(segments: int, length: int, sequences: int, value_heads: int, slices: int, sms: int) -> float:
     """B and M, the scan, the segments."""
     followed = max(1, segments - sequences)  # of which the first of each sequence has no M
     ctas = (followed + max(0, followed - sequences)) * value_heads * slices
-    transfer = LAUNCH_US + _ceil(ctas, sms) * length * TRANSFER_US[prepared][slices]
+    transfer = LAUNCH_US + _ceil(ctas, sms) * length * TRANSFER_US[slices]
     steps = max(0, _ceil(segments, sequences) - 2)
     scan = SCAN_US + steps * STEP_US * max(1.0, sequences * value_heads / SCANNED)
     rounds = _ceil(segments * value_heads * slices, sms)
-    return transfer + scan + LAUNCH_US + rounds * length * CHUNK_US[prepared][slices]
+    return transfer + scan + LAUNCH_US + rounds * length * CHUNK_US[True][slices]
 
 
 def _ceil(count: int, step: int) -> int:
