@@ -92,6 +92,7 @@ def form_rows(
     sums = [s_gate[Row.G_CU, row] for row in rows]
     betas = [s_gate[Row.BETA, row] for row in rows]
     r_a = cute.make_rmem_tensor(VALUES, F32)
+    put(r_a, kkt)
     r_p = cute.make_rmem_tensor(VALUES // 2, cutlass.Int32)
     r_p.fill(0)
     # Row minus column of a thread's first value: of the others it differs by a constant.
@@ -108,7 +109,7 @@ def form_rows(
                         value = hopper.mul(qk[at], factor)
                         kept = below >= 8 * n + j - 8 * half
                         p.append(F32(cutlass.select_(kept, value, F32(0.0))))
-                    r_a[at] = hopper.mul(hopper.mul(betas[half], kkt[at]), factor)
+                    r_a[at] = hopper.mul(hopper.mul(betas[half], r_a[at]), factor)
             put(r_p, [word for quad in hopper.quads_of(p) for word in quad], 4 * pair)
     words = [r_p[at] for at in range(VALUES // 2)]
     quads = [(words[at], words[at + 1], words[at + 2], words[at + 3]) for at in range(0, len(words), 4)]
@@ -134,7 +135,7 @@ def invert_rows(
     together.arrive_and_wait()
     for column in cutlass.range_constexpr(inverse.WARPS):
         if warp == column:
-            inverse._scatter_negated(r_rows[None, column], s_diagonal, lane)
+            inverse.scatter(r_rows[None, column], s_diagonal, lane)
         if column < warp:
             rounded = inverse._rounded(r_rows[None, column], scratch.parts)
             inverse._publish(rounded, scratch, warp, column, lane)
