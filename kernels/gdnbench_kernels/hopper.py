@@ -117,10 +117,10 @@ def _in_place(text: str, values: list[Any], others: list[Any], kinds: list[str],
     return [F32(llvm.extractvalue(F32.mlir_type, found, [place])) for place in range(count)]
 
 
-def _pure(kind: Any, text: str, constraints: str, *values: Any) -> Any:
-    """An instruction without side effects, which the compiler may move."""
+def _pure(kind: Any, text: str, constraints: str, *values: Any, ordered: bool = False) -> Any:
+    """An instruction without side effects, which the compiler may move unless it is `ordered`."""
     operands = [x.ir_value() for x in values]
-    return kind(llvm.inline_asm(kind.mlir_type, operands, text, constraints, has_side_effects=False))
+    return kind(llvm.inline_asm(kind.mlir_type, operands, text, constraints, has_side_effects=ordered))
 
 
 def fma(x: Any, y: Any, z: Any) -> Any:
@@ -133,9 +133,9 @@ def mul(x: Any, y: Any) -> Any:
     return _pure(F32, "mul.rn.f32 $0, $1, $2;", "=f,f,f", x, y)
 
 
-def bfloats(low: Any, high: Any) -> Any:
+def bfloats(low: Any, high: Any, ordered: bool = False) -> Any:
     """Two floats, each rounded to bf16, in a word."""
-    return _pure(I32, "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", low, high)
+    return _pure(I32, "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", low, high, ordered=ordered)
 
 
 def widened(word: Any) -> tuple[Any, Any]:
@@ -145,9 +145,10 @@ def widened(word: Any) -> tuple[Any, Any]:
     return low, high
 
 
-def quads_of(values: list[Any]) -> list[Quad]:
-    """Sums as an operand: 8 values of a thread are its part of 16 columns."""
-    words = [bfloats(values[at], values[at + 1]) for at in range(0, len(values), 2)]
+def quads_of(values: list[Any], ordered: bool = False) -> list[Quad]:
+    """Sums as an operand: 8 values of a thread are its part of 16 columns. `ordered`: rounded at this point
+    between waits, not behind a later one."""
+    words = [bfloats(values[at], values[at + 1], ordered) for at in range(0, len(values), 2)]
     return [(words[at], words[at + 1], words[at + 2], words[at + 3]) for at in range(0, len(words), 4)]
 
 

@@ -89,7 +89,8 @@ class Scratch:
     s_diagonal: cute.Tensor  # (row, column, block), rows padded to PITCH
     parts: int
     packed: bool = True
-    """Whether the GPU multiplies and adds two floats with one instruction."""
+    """Whether the GPU multiplies and adds two floats with one instruction, which negates no operand. Without
+    it s_diagonal holds A, not -A, and `invert` is that of sm90_squares.py."""
 
     @staticmethod
     def allocate(smem: Any, split: bool = False, align: int = 128, packed: bool = True) -> Scratch:
@@ -130,7 +131,7 @@ def invert(
             _scatter_negated(r_rows[None, warp], s_diagonal, lane)
             for column in cutlass.range_constexpr(warp):
                 _publish(_rounded(r_rows[None, column], scratch.parts), scratch, warp, column, lane)
-    r_diagonal = _invert_diagonal(s_diagonal, lane, scratch.packed)
+    r_diagonal = _invert_diagonal(s_diagonal, lane)
     for warp in cutlass.range_constexpr(WARPS):
         if warp_in_group == warp:
             _merge(r_rows, r_diagonal, scratch, warp, lane, barrier)
@@ -143,7 +144,16 @@ def _scatter_negated(r_block: cute.Tensor, s_block: cute.Tensor, lane: cutlass.I
 
 
 @cute.jit
-def _invert_diagonal(s_block: cute.Tensor, lane: cutlass.Int32, packed: cutlass.Constexpr) -> cute.Tensor:
+def scatter(r_block: cute.Tensor, s_block: cute.Tensor, lane: cutlass.Int32) -> None:
+    """Store a block for `_invert_diagonal` of a GPU that is not `packed`."""
+    for value in cutlass.range_constexpr(VALUES):
+        s_block[_place(value, lane)] = r_block[value]
+
+
+@cute.jit
+def _invert_diagonal(
+    s_block: cute.Tensor, lane: cutlass.Int32, packed: cutlass.Constexpr = True
+) -> cute.Tensor:
     """The fragment of (I + B)^-1, for the strictly lower -B in `s_block`; each warp computes its own."""
     # Lanes 16..31 repeat the work of lanes 0..15 and store nothing.
     mine = lane % BLOCK
@@ -163,9 +173,8 @@ def _invert_diagonal(s_block: cute.Tensor, lane: cutlass.Int32, packed: cutlass.
                     (r_column[i], r_column[i + 1]), (r_x[j], r_x[j]), (r_x[i], r_x[i + 1])
                 )
             else:
-                if cutlass.const_expr(i > j):
-                    r_x[i] = hopper.fma(r_column[i], r_x[j], r_x[i])
-                r_x[i + 1] = hopper.fma(r_column[i + 1], r_x[j], r_x[i + 1])
+                for row in cutlass.range_constexpr(max(i, j + 1), i + 2):
+                    r_x[row] = hopper.fma(-r_column[row], r_x[j], r_x[row])
     cute.arch.sync_warp()
     if lane < BLOCK:
         cute.autovec_copy(r_x, cute.local_tile(s_block[None, mine], (BLOCK,), (0,)))

@@ -60,13 +60,6 @@ def chunk(kernel: Any, pipelines: Any, shared: Any, registers: Registers, turn: 
     keys = address_of(shared.k, k.index)
     pipelines.k.consumer_wait(k)
     ks = hopper.product(None, left, (hopper.descriptor(keys), KEY_STEPS))
-    if kernel.outputs:
-        pipelines.h.producer_acquire(only)
-        for at, quad in enumerate(left):
-            block, pair = divmod(at, CHUNK // hopper.STEP)
-            hopper.store_matrices(address_of(shared.h, 0, block) + offset.by_row(pair), quad)
-        cute.arch.fence_proxy("async.shared", space="cta")
-        pipelines.h.producer_commit(only)
     pipelines.v.consumer_wait(v)
     words = [
         word
@@ -85,8 +78,15 @@ def chunk(kernel: Any, pipelines: Any, shared: Any, registers: Registers, turn: 
     aib = hopper.descriptor(address_of(shared.aib, squares.index))
     v_new = hopper.product(None, x, (aib, SQUARE_STEPS))
     rest = column_values(shared.gate[Row.REST, None, gate.index], lane)
-    # The next V is written through the async proxy: order this thread's reads before it.
+    if kernel.outputs:
+        pipelines.h.producer_acquire(only)
+        for at, quad in enumerate(left):
+            block, pair = divmod(at, CHUNK // hopper.STEP)
+            hopper.store_matrices(address_of(shared.h, 0, block) + offset.by_row(pair), quad)
+    # Orders h, and this thread's reads of V before the next one, which is written through the async proxy.
     cute.arch.fence_proxy("async.shared", space="cta")
+    if kernel.outputs:
+        pipelines.h.producer_commit(only)
     pipelines.v.consumer_release(v)
     pipelines.gate.consumer_release(gate)
     s = [hopper.mul(value, factor) for value in values_of(registers.s)]

@@ -90,6 +90,10 @@ WIDE = Tuning(
 """For CTAs that have all rows of a value head."""
 
 
+WITH_OUT = Tuning(outputs=1, state_registers=176, out_registers=96, invert_registers=88)
+"""With a warpgroup for the outputs, so that STATE's chain of products is shorter: kernel_sm90_wide.py."""
+
+
 def roles_of(tuning: Tuning) -> type[IntEnum]:
     """First warp of each role. STATE and INVERT are warpgroups, the others share the last: setmaxnreg applies
     to warpgroups. GATE has the most instructions of these, and in its sub-partitions are the warps of

@@ -82,27 +82,38 @@ def invert(
         pipelines.p.producer_tail_after(chunks)
 
 
+@cute.jit
 def form_rows(
-    kkt: list[Any], qk: list[Any], s_gate: cute.Tensor, warp: Any, lane: Any
+    kkt: list[Any], qk: list[Any], s_gate: cute.Tensor, warp: cutlass.Int32, lane: cutlass.Int32
 ) -> tuple[cute.Tensor, list[hopper.Quad]]:
-    """A warp's rows of A and P. A is not zero on and above its diagonal: the inverse does not read it
-    there."""
+    """A warp's rows of A and P, up to the diagonal block. A is not zero on and above its diagonal: the inverse
+    does not read it there."""
     rows = [triangle.fragment_row(warp, lane, half) for half in range(2)]
     sums = [s_gate[Row.G_CU, row] for row in rows]
     betas = [s_gate[Row.BETA, row] for row in rows]
-    r_a, p = cute.make_rmem_tensor(VALUES, F32), []
+    r_a = cute.make_rmem_tensor(VALUES, F32)
+    put(r_a, kkt)
+    r_p = cute.make_rmem_tensor(VALUES // 2, cutlass.Int32)
+    r_p.fill(0)
     # Row minus column of a thread's first value: of the others it differs by a constant.
     below = triangle.fragment_row(warp, lane, 0) - triangle.fragment_column(lane, 0, 0)
-    for n in range(CHUNK // 8):
-        columns = pair_values(s_gate[Row.G_CU, None], lane, n)
-        for at in range(4 * n, 4 * n + 4):
-            half, j = at // 2 % 2, at % 2
-            factor = decay(sums[half] - columns[j], unit=LOG2)
-            if qk:
-                value = hopper.mul(qk[at], factor)
-                p.append(F32(cutlass.select_(below >= 8 * n + j - 8 * half, value, F32(0.0))))
-            r_a[at] = hopper.mul(hopper.mul(betas[half], kkt[at]), factor)
-    return r_a, hopper.quads_of(p)
+    for pair in cutlass.range_constexpr(CHUNK // 16):
+        if pair <= warp:
+            p = []
+            for n in (2 * pair, 2 * pair + 1):
+                columns = pair_values(s_gate[Row.G_CU, None], lane, n)
+                for at in cutlass.range_constexpr(4 * n, 4 * n + 4):
+                    half, j = at // 2 % 2, at % 2
+                    factor = decay(sums[half] - columns[j], unit=LOG2)
+                    if cutlass.const_expr(len(qk) > 0):
+                        value = hopper.mul(qk[at], factor)
+                        kept = below >= 8 * n + j - 8 * half
+                        p.append(F32(cutlass.select_(kept, value, F32(0.0))))
+                    r_a[at] = hopper.mul(hopper.mul(betas[half], r_a[at]), factor)
+            put(r_p, [word for quad in hopper.quads_of(p) for word in quad], 4 * pair)
+    words = [r_p[at] for at in range(VALUES // 2)]
+    quads = [(words[at], words[at + 1], words[at + 2], words[at + 3]) for at in range(0, len(words), 4)]
+    return r_a, quads if cutlass.const_expr(len(qk) > 0) else []
 
 
 @cute.jit
@@ -124,7 +135,7 @@ def invert_rows(
     together.arrive_and_wait()
     for column in cutlass.range_constexpr(inverse.WARPS):
         if warp == column:
-            inverse._scatter_negated(r_rows[None, column], s_diagonal, lane)
+            inverse.scatter(r_rows[None, column], s_diagonal, lane)
         if column < warp:
             rounded = inverse._rounded(r_rows[None, column], scratch.parts)
             inverse._publish(rounded, scratch, warp, column, lane)

@@ -53,7 +53,8 @@ class Registers:
         return Registers(*(cute.make_rmem_tensor(n, kind) for n, kind in zip(counts, dtypes, strict=True)))
 
     def round_half(self, half: int) -> None:
-        words = [word for quad in hopper.quads_of(values_of(self.s, VALUES * half, VALUES)) for word in quad]
+        quads = hopper.quads_of(values_of(self.s, VALUES * half, VALUES), ordered=True)
+        words = [word for quad in quads for word in quad]
         put(self.left, words, len(words) * half)
 
     def quads(self) -> list[hopper.Quad]:
