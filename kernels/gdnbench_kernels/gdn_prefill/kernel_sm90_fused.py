@@ -232,11 +232,6 @@ class FusedSm90(ChunkFused):
         """Registers per thread at launch."""
         return min(65536 // self.plan.threads, 255) // 8 * 8
 
-    @property
-    def takes_turns(self) -> bool:
-        """Whether the warpgroups of STATE take turns at products: see sm90_prepared.py."""
-        return False
-
     def works(self, cuts: Any) -> cutlass.Int32:
         return (cute.size(cuts) - 1) * (self.value_heads * self.tuning.slices)
 

@@ -3,7 +3,8 @@
 sequences. The plan whose expected time is shortest.
 
 A plan depends on shapes alone: T tokens, N sequences, Hv value heads and the number of SMs. Lengths are
-values, so sequences are taken to be equally long. Only the tokens of a segment change bits.
+values, so sequences are taken to be equally long. The costs are fitted by hand to times of an H200
+(results/gdn_prefill). Only the tokens of a segment change bits.
 """  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -15,12 +16,17 @@ from gdnbench_kernels.chunks import segment_bound
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
 
 SLICES = (1, 2)
-CHUNK_US = {False: {1: 5.0, 2: 1.9}, True: {1: 1.8, 2: 1.4}}
-"""Microseconds of a chunk in a CTA that has all rows of a value head, or half of them; True: with its squares
-in memory."""
-TRANSFER_US = {1: 1.5, 2: 1.1}
-"""The same without outputs, with the squares in memory."""
-SQUARE_US = 1.1
+Cost = tuple[float, float]
+"""Microseconds of a chunk of a CTA: where few SMs have one, and what is added where all have."""
+
+CHUNK_US: dict[bool, dict[int, Cost]] = {
+    False: {1: (3.8, 0.0), 2: (1.72, 0.08)},
+    True: {1: (1.62, 0.62), 2: (0.95, 0.28)},
+}
+"""By slices; True: with the squares in memory."""
+TRANSFER_US: dict[int, Cost] = {1: (0.9, 0.25), 2: (0.5, 0.2)}
+"""The same without outputs."""
+SQUARE_US = 1.7
 """Of the squares of a chunk and value head, on an SM."""
 LAUNCH_US = 5.0
 """Of a launch: until its CTAs have their first chunks, and the last state's way to memory."""
@@ -58,8 +64,8 @@ def plans(tokens: int, sequences: int, value_heads: int, sms: int) -> Iterator[C
     squares = LAUNCH_US + SQUARE_US * _ceil(sequences * chunks * value_heads, sms)
     for prepared in (False, True):
         for slices in SLICES:
-            rounds = _ceil(sequences * value_heads * slices, sms)
-            us = squares * prepared + LAUNCH_US + rounds * chunks * CHUNK_US[prepared][slices]
+            ctas = sequences * value_heads * slices
+            us = squares * prepared + _us(CHUNK_US[prepared][slices], ctas, chunks, sms)
             yield CutPlan(slices, None, us, prepared)
     for length in dict.fromkeys(_ceil(chunks, count) for count in range(2, chunks + 1)):
         segment = CHUNK * length
@@ -92,11 +98,15 @@ def _cut_us(segments: int, length: int, sequences: int, value_heads: int, slices
     """B and M, the scan, the segments."""
     followed = max(1, segments - sequences)  # of which the first of each sequence has no M
     ctas = (followed + max(0, followed - sequences)) * value_heads * slices
-    transfer = LAUNCH_US + _ceil(ctas, sms) * length * TRANSFER_US[slices]
+    transfer = _us(TRANSFER_US[slices], ctas, length, sms)
     steps = max(0, _ceil(segments, sequences) - 2)
     scan = SCAN_US + steps * STEP_US * max(1.0, sequences * value_heads / SCANNED)
-    rounds = _ceil(segments * value_heads * slices, sms)
-    return transfer + scan + LAUNCH_US + rounds * length * CHUNK_US[True][slices]
+    return transfer + scan + _us(CHUNK_US[True][slices], segments * value_heads * slices, length, sms)
+
+
+def _us(cost: Cost, works: int, chunks: int, sms: int) -> float:
+    """A launch with so many works of so many chunks."""
+    return LAUNCH_US + _ceil(works, sms) * chunks * (cost[0] + cost[1] * min(1.0, works / sms))
 
 
 def _ceil(count: int, step: int) -> int:

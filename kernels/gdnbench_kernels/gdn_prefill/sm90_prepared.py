@@ -14,7 +14,6 @@ from typing import Any
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-import cutlass.pipeline as pipeline
 from cutlass.cute.nvgpu import cpasync
 
 from gdnbench_kernels import blackwell
@@ -24,7 +23,6 @@ from gdnbench_kernels.gdn_prefill.kernel_sm90_fused import FusedSm90, Position
 from gdnbench_kernels.gdn_prefill.kernel_sm90_squares import AIB, P, by_square, slot_of
 from gdnbench_kernels.gdn_prefill.kernel_sm100_fused import is_tail
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
-from gdnbench_kernels.gdn_prefill.sm90_plan import GROUP_WARPS
 from gdnbench_kernels.gdn_prefill.sm90_segments import (
     Cuts,
     SegmentOutputs,
@@ -34,7 +32,7 @@ from gdnbench_kernels.gdn_prefill.sm90_segments import (
 )
 from gdnbench_kernels.gdn_prefill.sm90_squares_plan import PREPARED, planned_prepared, prepared_roles
 from gdnbench_kernels.gdn_prefill.sm90_tiles import Pipelines, Shared, States, Tma
-from gdnbench_kernels.plan import WARP, KernelPlan
+from gdnbench_kernels.plan import KernelPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +49,6 @@ class PreparedTma(Tma):
 
     def used(self) -> tuple[blackwell.Tma, ...]:
         return (*Tma.used(self), self.squares)
-
-
-TURN = 8
-"""Named barriers: that of a warpgroup of STATE, while it waits for its turn, has number TURN + group."""
-
-
-def _turn(group: Any) -> pipeline.NamedBarrier:
-    return pipeline.NamedBarrier(barrier_id=group + TURN, num_threads=2 * GROUP_WARPS * WARP)
 
 
 class Prepared(FusedSm90):
@@ -87,14 +77,7 @@ class Prepared(FusedSm90):
         if warp < role.GATE:
             if cutlass.const_expr(tuning.state_registers > 0):
                 cute.arch.setmaxregister_increase(tuning.state_registers)
-            group = warp // GROUP_WARPS
-            if cutlass.const_expr(self.takes_turns):  # noqa: SIM102 - the other condition is one of run time
-                if group == 1:
-                    self.pass_turn(group)
             sm90_state.recurrence(self, cuts, pipelines, shared, states, scale)
-            if cutlass.const_expr(self.takes_turns):  # noqa: SIM102 - the other condition is one of run time
-                if group == 0:
-                    self.take_turn(group)
         elif cutlass.const_expr(tuning.other_registers > 0):
             cute.arch.setmaxregister_decrease(tuning.other_registers)
         if (warp >= role.GATE) & (warp < role.LOAD):
@@ -181,21 +164,6 @@ class Prepared(FusedSm90):
         pipe.arrive_and_expect_tx(stage)
         slot = slot_of(origin, position.sequence, position.token)
         tma.squares.load(pipe, stage, s_tiles, 0, which, position.head, slot)
-
-    def take_turn(self, group: Any) -> None:
-        """Before product 3 of a chunk: wait for the other warpgroup's product 5, if they take turns."""
-        if self.takes_turns:
-            _turn(group).arrive_and_wait()
-
-    def pass_turn(self, group: Any) -> None:
-        """Behind product 5 of a chunk: let the other warpgroup have its turn."""
-        if self.takes_turns:
-            _turn(1 - group).arrive()
-
-    @property
-    def takes_turns(self) -> bool:
-        tuning: Any = self.tuning
-        return bool(tuning.ordered) and tuning.groups > 1
 
     def begin(
         self,

@@ -58,7 +58,6 @@ class PreparedTuning:
     outputs: int = 2
     state_registers: int = 0  # as at launch
     other_registers: int = 0
-    ordered: int = 0  # whether two warpgroups of STATE take turns at products 3 and 5
 
     inverters = 0
 

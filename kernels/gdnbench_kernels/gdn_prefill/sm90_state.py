@@ -128,8 +128,6 @@ def read(
     v, squares = blackwell.Turn.consumer(turn, tuning.values), blackwell.Turn.consumer(turn, tuning.squares)
     left = registers.quads()
     pipelines.k.consumer_wait(k)
-    if kernel.takes_turns:
-        kernel.take_turn(group)
     ks = hopper.product(None, left, (hopper.descriptor(address_of(shared.k, k.index)), KEY_STEPS))
     qs: list[Any] = []
     if kernel.outputs:
@@ -156,8 +154,6 @@ def read(
     pipelines.aib.consumer_wait(squares)
     aib = hopper.descriptor(address_of(shared.aib, squares.index))
     v_new = hopper.product(None, x, (aib, SQUARE_STEPS))
-    if kernel.takes_turns:
-        kernel.pass_turn(group)
     put(registers.rest, column_values(shared.gate[Row.REST, None, gate.index], lane))
     pipelines.gate.consumer_release(gate)
     # The next V is written through the async proxy: order this thread's reads before it.
