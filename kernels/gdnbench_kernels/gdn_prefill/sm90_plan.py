@@ -66,6 +66,10 @@ class Tuning:
         and there is memory for one warpgroup of INVERT."""
         if beta_max <= 1 or self.inverters == 1:
             return self
+        if self.out_registers:
+            return replace(
+                self, inverters=1, state_registers=184, out_registers=104, invert_registers=184
+            )
         return replace(self, inverters=1, state_registers=232, invert_registers=216)
 
     @property
@@ -199,12 +203,27 @@ def planned_wide(tuning: Tuning, split: bool = False) -> KernelPlan:
                 pipelines.append(Pipeline(name, 1, "STATE warp", GROUP_WARPS, "OUT warp", GROUP_WARPS))
         else:
             pipelines.append(replace(pipe, full_by="OUT warp") if pipe.name == "o" else pipe)
+    does = {
+        "STATE": "64 rows of S, in registers; products 3, 5 and 6",
+        "OUT": "a chunk behind STATE: products 2, 4 and 7, P in registers",
+        "INVERT": "a chunk each four warps, ahead of STATE: product 1, Ai beta",
+    }
+    changed = {"s_aib, s_p written": "s_aib written", "s_o written before TMA, s_v": "s_h, s_v_new written, s_v"}
+    syncs = []
+    for sync in plan.syncs:
+        for old, new in changed.items():
+            sync = replace(sync, orders=sync.orders.replace(old, new))
+        if sync.name.startswith("wgmma"):
+            sync = replace(sync, who="INVERT, OUT, STATE")
+        syncs.append(sync)
+    syncs.insert(-4, Sync("fence.proxy.async", "OUT", "s_o written before TMA"))
     return replace(
         plan,
         name="chunk_fused_sm90",
+        syncs=tuple(syncs),
         roles=roles_wide(tuning),
         warps={**warps, **{name: count for name, count in plan.warps.items() if name != "STATE"}},
-        does={**plan.does, "OUT": "P in registers; o from S and V_new"},
+        does={**plan.does, **does},
         smem=tuple(smem),
         pipelines=tuple(pipelines),
     )
