@@ -73,9 +73,7 @@ def power_of_two(n: cutlass.Int32) -> cutlass.Float64:
 
 
 @cute.jit
-def scan(
-    r_g: cute.Tensor, r_sum: cute.Tensor, lane: cutlass.Int32, unit: cutlass.Constexpr = 1.0
-) -> None:
+def scan(r_g: cute.Tensor, r_sum: cute.Tensor, lane: cutlass.Int32, unit: cutlass.Constexpr = 1.0) -> None:
     """r_sum = inclusive sums of r_g, whose values are at most 0, in units of `unit`: computed in fp64, rounded
     once, never increasing. Lane l has values 2l and 2l + 1 of 64."""
     for j in cutlass.range_constexpr(2):

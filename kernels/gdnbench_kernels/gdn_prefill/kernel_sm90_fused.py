@@ -358,7 +358,9 @@ class FusedSm90(ChunkFused):
         pipelines.gate.producer_tail_after(chunks)
 
     @cute.jit
-    def store_outputs(self, cuts: Any, pipelines: Pipelines, shared: Shared, tma: Tma, o: cute.Tensor) -> None:
+    def store_outputs(
+        self, cuts: Any, pipelines: Pipelines, shared: Shared, tma: Tma, o: cute.Tensor
+    ) -> None:
         """Store the o of each chunk: of a full chunk by TMA, of a shorter one only its own rows, because the
         next sequence follows."""
         done = cutlass.Int32(0)
@@ -398,7 +400,9 @@ def store_rows(
     # In 64 bits: T Hv 128 may exceed 2^31.
     stride = value_heads * HEAD_DIM
     first = cutlass.Int64(token) * stride + column * columns
-    g_o = cute.make_tensor((o.iterator + first).align(16), cute.make_layout((CHUNK, columns), stride=(stride, 1)))
+    g_o = cute.make_tensor(
+        (o.iterator + first).align(16), cute.make_layout((CHUNK, columns), stride=(stride, 1))
+    )
     lane, lanes = cute.arch.lane_idx(), columns // blackwell.VECTOR
     for row in cutlass.range(lane // lanes, stop - token, WARP // lanes, unroll=1):
         r_vector = cute.make_rmem_tensor((1, blackwell.VECTOR), BF16)

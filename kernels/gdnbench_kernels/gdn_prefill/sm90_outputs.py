@@ -1,8 +1,8 @@
 """The OUT role of kernel_sm90_wide.py: o of the chunks, behind the state. CuTe DSL.
 
-    2. QK, and P from it in registers
-    4. Q h^T                   h from STATE, rounded
-    7. o = exp(g_cu) Q h^T + P V_new
+2. QK, and P from it in registers
+4. Q h^T                   h from STATE, rounded
+7. o = exp(g_cu) Q h^T + P V_new
 """  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations

@@ -53,7 +53,9 @@ class Tuning:
             raise ValueError(f"inverters is 1 or 2, not {self.inverters}")
         if self.keys % self.inverters or self.squares % self.inverters:
             # A warpgroup must see every phase of a stage's barrier, or it takes one for the next but one.
-            raise ValueError(f"two inverters need even stages, not {self.keys} of K and {self.squares} squares")
+            raise ValueError(
+                f"two inverters need even stages, not {self.keys} of K and {self.squares} squares"
+            )
         total = (
             self.groups * self.state_registers + self.inverters * self.invert_registers + self.other_registers
         )
@@ -67,9 +69,7 @@ class Tuning:
         if beta_max <= 1 or self.inverters == 1:
             return self
         if self.out_registers:
-            return replace(
-                self, inverters=1, state_registers=184, out_registers=104, invert_registers=184
-            )
+            return replace(self, inverters=1, state_registers=184, out_registers=104, invert_registers=184)
         return replace(self, inverters=1, state_registers=232, invert_registers=216)
 
     @property
@@ -193,7 +193,9 @@ def planned_wide(tuning: Tuning, split: bool = False) -> KernelPlan:
     pipelines = []
     for pipe in plan.pipelines:
         if pipe.name in ("k", "gate"):
-            pipe = replace(pipe, empty_count=pipe.empty_count + GROUP_WARPS, empty_by="STATE, OUT, INVERT warp")
+            pipe = replace(
+                pipe, empty_count=pipe.empty_count + GROUP_WARPS, empty_by="STATE, OUT, INVERT warp"
+            )
         if pipe.name in ("k", "q"):
             pipe = replace(pipe, stages=tuning.keys)
         if pipe.name == "q":
@@ -208,7 +210,10 @@ def planned_wide(tuning: Tuning, split: bool = False) -> KernelPlan:
         "OUT": "a chunk behind STATE: products 2, 4 and 7, P in registers",
         "INVERT": "a chunk each four warps, ahead of STATE: product 1, Ai beta",
     }
-    changed = {"s_aib, s_p written": "s_aib written", "s_o written before TMA, s_v": "s_h, s_v_new written, s_v"}
+    changed = {
+        "s_aib, s_p written": "s_aib written",
+        "s_o written before TMA, s_v": "s_h, s_v_new written, s_v",
+    }
     syncs = []
     for sync in plan.syncs:
         for old, new in changed.items():
@@ -232,9 +237,7 @@ def planned_wide(tuning: Tuning, split: bool = False) -> KernelPlan:
 def inverse_buffers(split: bool) -> tuple[Buffer, ...]:
     """Those of inverse.py, which cannot be imported without CuTe DSL."""
     return (
-        Buffer(
-            "s_blocks", (CHUNK, CHUNK), "float16", "rows contiguous, 128 B swizzle", 1 + split, align=128
-        ),
+        Buffer("s_blocks", (CHUNK, CHUNK), "float16", "rows contiguous, 128 B swizzle", 1 + split, align=128),
         Buffer("s_diagonal", (4, 16, 20), "float32", "columns contiguous, padded", align=128),
     )
 

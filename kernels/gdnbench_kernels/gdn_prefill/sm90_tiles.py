@@ -121,9 +121,7 @@ class Tma:
 def by_slice(x: cute.Tensor, slices: int) -> cute.Tensor:
     """[T, Hv, V] as (tokens, features of a slice, heads times slices)."""
     features = HEAD_DIM // slices
-    layout = cute.make_layout(
-        (x.shape[0], features, x.shape[1] * slices), stride=(x.stride[0], 1, features)
-    )
+    layout = cute.make_layout((x.shape[0], features, x.shape[1] * slices), stride=(x.stride[0], 1, features))
     return cute.make_tensor(x.iterator, layout)
 
 
