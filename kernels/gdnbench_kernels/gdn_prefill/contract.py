@@ -155,11 +155,33 @@ KERNELS = {
         meaning="sm100, sm100_fused or sm100_fused_cp, by the call's shapes",
     ),
     "sm90": KernelEntry(
+        "gdnbench_kernels.gdn_prefill.sm90_cp:sm90",
+        {OFFSETS_DTYPE.name: ("int32",)},
+        devices=("sim", "cuda"),
+        meaning="sm90_fused or sm90_fused_cp, by the call's shapes",
+    ),
+    "sm90_fused": KernelEntry(
         "gdnbench_kernels.gdn_prefill.sm90:sm90",
         {OFFSETS_DTYPE.name: ("int32",)},
         devices=("sim", "cuda"),
         meaning="one wgmma kernel for SM90 in CuTe DSL, without stages; another build where beta_max is 2",
         sources="gdnbench_kernels.gdn_prefill.sm90_sources:sm90_sources",
+        archs=("sm_90a",),
+    ),
+    "sm90_fused_cp": KernelEntry(
+        "gdnbench_kernels.gdn_prefill.sm90_cp:sm90_fused_cp",
+        {OFFSETS_DTYPE.name: ("int32",)},
+        devices=("sim", "cuda"),
+        meaning="that kernel over segments of 1024 tokens: for long sequences with few heads",
+        sources="gdnbench_kernels.gdn_prefill.sm90_segment_sources:sm90_cp_sources",
+        archs=("sm_90a",),
+    ),
+    "sm90_prepared": KernelEntry(
+        "gdnbench_kernels.gdn_prefill.sm90_cp:sm90_prepared",
+        {OFFSETS_DTYPE.name: ("int32",)},
+        devices=("sim", "cuda"),
+        meaning="two wgmma kernels for SM90: inverses of all chunks at once, then the states",
+        sources="gdnbench_kernels.gdn_prefill.sm90_prepared_sources:sm90_prepared_sources",
         archs=("sm_90a",),
     ),
     "fla": KernelEntry(

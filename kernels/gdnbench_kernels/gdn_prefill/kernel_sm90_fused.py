@@ -142,6 +142,7 @@ class Position:
     stop: cutlass.Int32
     head: cutlass.Int32
     slice: cutlass.Int32
+    sequence: cutlass.Int32
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,8 @@ class FusedSm90(ChunkFused):
     2."""
 
     tuning: Tuning = Tuning()  # noqa: RUF009 - it is frozen
+    maps = False
+    """Whether a work may be rows of M of a segment: see sm90_segments.py."""
 
     @cute.jit
     def __call__(
@@ -229,6 +232,11 @@ class FusedSm90(ChunkFused):
         """Registers per thread at launch."""
         return min(65536 // self.plan.threads, 255) // 8 * 8
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether the warpgroups of STATE take turns at products: see sm90_prepared.py."""
+        return False
+
     def works(self, cuts: Any) -> cutlass.Int32:
         return (cute.size(cuts) - 1) * (self.value_heads * self.tuning.slices)
 
@@ -248,25 +256,27 @@ class FusedSm90(ChunkFused):
         """The CTA's first chunk."""
         number = self.nonempty(cuts, cute.arch.block_idx()[0])
         zero = cutlass.Int32(0)
-        token, stop, head, slice = zero, zero, zero, zero
+        token, stop, head, slice, sequence = zero, zero, zero, zero, zero
         if number < self.works(cuts):
             work = self.work(cuts, number)
             token, stop, head, slice = work.start, work.stop, work.head, work.slice
-        return Position(number, token, stop, head, slice)
+            sequence = work.sequence
+        return Position(number, token, stop, head, slice, sequence)
 
     @cute.jit
     def after(self, cuts: Any, position: Position, chunks: cutlass.Constexpr = 1) -> Position:
         """The chunk that comes so many chunks later, which exists. Global memory is read only for another
         work: it takes long."""
         number, token, stop = position.number, position.token + CHUNK * chunks, position.stop
-        head, slice = position.head, position.slice
+        head, slice, sequence = position.head, position.slice, position.sequence
         while token >= stop:
             # In whole chunks behind the work's end.
             behind = (token - stop) // CHUNK
             number = self.nonempty(cuts, number + cute.arch.grid_dim()[0])
             work = self.work(cuts, number)
             token, stop, head, slice = work.start + CHUNK * behind, work.stop, work.head, work.slice
-        return Position(number, token, stop, head, slice)
+            sequence = work.sequence
+        return Position(number, token, stop, head, slice, sequence)
 
     @cute.jit
     def load(self, cuts: Any, pipelines: Pipelines, shared: Shared, tma: Tma) -> None:

@@ -95,11 +95,11 @@ def recurrence(
         if work.chunks > 0:
             for half in cutlass.range_constexpr(2):
                 registers.round_half(half)
-            read(kernel, pipelines, shared, registers, done, group, warp, None, scale)
+            read(kernel, pipelines, shared, registers, work, done, group, warp, None, scale)
             for i in cutlass.range(work.chunks - 1, unroll=1):
                 turn = done + i
                 o = update(kernel, pipelines, shared, registers, turn)
-                read(kernel, pipelines, shared, registers, turn + 1, group, warp, o, scale)
+                read(kernel, pipelines, shared, registers, work, turn + 1, group, warp, o, scale)
             o = update(kernel, pipelines, shared, registers, done + work.chunks - 1)
             if cutlass.const_expr(kernel.outputs):
                 store_o(kernel, pipelines, shared, o, done + work.chunks - 1, 0, group, warp, scale)
@@ -114,18 +114,22 @@ def read(
     pipelines: Pipelines,
     shared: Shared,
     registers: Registers,
+    work: Any,
     turn: Any,
     group: Any,
     warp: Any,
     before: list[Any] | None,
     scale: Any,
 ) -> None:
-    """Products 3 to 5 of chunk `turn`. `before` is o of the chunk before, in flight, which is stored."""
+    """Products 3 to 5 of chunk `turn`, which is one of `work`: of a map V counts as 0. `before` is o of the
+    chunk before, in flight, which is stored."""
     tuning, lane = kernel.tuning, cute.arch.lane_idx()
     k, gate = blackwell.Turn.consumer(turn, tuning.keys), blackwell.Turn.consumer(turn, GATES)
     v, squares = blackwell.Turn.consumer(turn, tuning.values), blackwell.Turn.consumer(turn, tuning.squares)
     left = registers.quads()
     pipelines.k.consumer_wait(k)
+    if kernel.takes_turns:
+        kernel.take_turn(group)
     ks = hopper.product(None, left, (hopper.descriptor(address_of(shared.k, k.index)), KEY_STEPS))
     qs: list[Any] = []
     if kernel.outputs:
@@ -142,6 +146,8 @@ def read(
     x: list[hopper.Quad] = []
     for pair in range(CHUNK // 16):
         words = hopper.load_transposed(address_of(shared.v, v.index, group) + tokens.by_token(pair))
+        if kernel.maps:
+            words = tuple(I32(cutlass.select_(work.is_map, I32(0), word)) for word in words)
         values = [value for word in words for value in hopper.widened(word)]
         decays = [decay for n in (2 * pair, 2 * pair + 1) for decay in pair_values(s_decays, lane, n)]
         put(registers.decays, decays, len(decays) * pair)
@@ -150,6 +156,8 @@ def read(
     pipelines.aib.consumer_wait(squares)
     aib = hopper.descriptor(address_of(shared.aib, squares.index))
     v_new = hopper.product(None, x, (aib, SQUARE_STEPS))
+    if kernel.takes_turns:
+        kernel.pass_turn(group)
     put(registers.rest, column_values(shared.gate[Row.REST, None, gate.index], lane))
     pipelines.gate.consumer_release(gate)
     # The next V is written through the async proxy: order this thread's reads before it.
