@@ -1,8 +1,8 @@
 """Prefill in one kernel: FLA's and vLLM's `chunk_gated_delta_rule`, fused. CuTe DSL, sm_90a, wgmma.
 
 Reads q, k, v, gates and initial states; writes o and final states. The equations are those of
-kernel_sm100_fused.py. For a chunk of C = 64 tokens and value head hv, with key head hv // (Hv / H) and K = V =
-128, S the state before the chunk and h its rounding:
+kernel_sm100_fused.py. For a chunk of C = 64 tokens and value head hv, with key head hv // (Hv / H) and
+K = V = 128, S the state before the chunk and h its rounding:
 
     g_cu  = cumsum(g)                                       summed in fp64, in units of log 2, rounded once
     A     = strict_lower(beta_i (K K^T)[i,j] exp(g_cu[i] - g_cu[j]))
@@ -25,8 +25,8 @@ STATE. The products of a chunk in order; accumulators are registers:
     6. S^T, added to     64  64   64   Vs^T, registers         s_k, N-major, twice  STATE
     7. o^T, added to QS  64  64   64   V_new^T, registers      s_p, K-major         STATE
 
-Vs is V_new exp(g_last - g_cu). Work (n Hv + head) slices + slice is a slice of one value head of one sequence.
-CTA c of n has works c, c + n, ...: while STATE ends one, the others are already in the next. INVERT's
+Vs is V_new exp(g_last - g_cu). Work (n Hv + head) slices + slice is a slice of one value head of one
+sequence. CTA c of n has works c, c + n, ...: while STATE ends one, the others are already in the next. INVERT's
 warpgroups take chunks in turn, and Ai and P depend only on the inputs, so they are computed ahead of the
 recurrence. The time of a chunk is that of the longest of: STATE's chain of products 3, 5 and 6; the inverse,
 divided by the number of INVERT's warpgroups; the instructions that the four schedulers issue.

@@ -1,7 +1,7 @@
 """Prefill in one kernel with a warpgroup for the outputs. CuTe DSL, sm_90a, wgmma.
 
-Equations, works, limits and bits are those of kernel_sm90_fused.py. STATE there waits for products of o, whose
-left operands are in registers: a warp stands still until the tensor core takes such a product, so that
+Equations, works, limits and bits are those of kernel_sm90_fused.py. STATE there waits for products of o,
+whose left operands are in registers: a warp stands still until the tensor core takes such a product, so that
 nothing else of it runs meanwhile. Here STATE has only the products that the next state needs, and OUT follows
 a chunk behind. Rows of STATE's tiles are V, rows of OUT's are tokens:
 
@@ -55,7 +55,7 @@ a chunk behind. Rows of STATE's tiles are V, rows of OUT's are tokens:
     fence.proxy.async                        LOAD                zeros written before products read them
     barrier INVERT                           INVERT              exchanges within the inverse: inverse.py
     fence.proxy.async                        INVERT              s_aib written before products read them
-    fence.proxy.async                        STATE               s_h, s_v_new written, s_v read before TMA writes
+    fence.proxy.async                        STATE               s_h, s_v_new written; s_v read before TMA writes
     fence.proxy.async                        OUT                 s_o written before TMA
     wgmma.wait_group                         INVERT, OUT, STATE  operands read before their release
     bulk wait_group.read                     STORE               the TMA store has read s_o before its release

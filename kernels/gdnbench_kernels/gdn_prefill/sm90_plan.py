@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Any
 
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.plan import Buffer, KernelPlan, Pipeline, Sync
@@ -98,8 +99,8 @@ WITH_OUT = Tuning(outputs=1, state_registers=176, out_registers=96, invert_regis
 """With a warpgroup for the outputs, so that STATE's chain of products is shorter: kernel_sm90_wide.py."""
 
 
-def roles_of(tuning: Tuning) -> type[IntEnum]:
-    """First warp of each role. STATE and INVERT are warpgroups, the others share the last: setmaxnreg applies
+def roles_of(tuning: Tuning) -> Any:
+    """An IntEnum: first warp of each role. STATE and INVERT are warpgroups, the others share the last: setmaxnreg applies
     to warpgroups. GATE has the most instructions of these, and in its sub-partitions are the warps of
     INVERT with the fewest."""
     invert = GROUP_WARPS * tuning.groups
@@ -169,8 +170,8 @@ def planned(tuning: Tuning, split: bool = False) -> KernelPlan:
     )
 
 
-def roles_wide(tuning: Tuning) -> type[IntEnum]:
-    """First warp of each role, with OUT."""
+def roles_wide(tuning: Tuning) -> Any:
+    """An IntEnum: first warp of each role, with OUT."""
     roles = roles_of(tuning)
     firsts = {role.name: role.value + (GROUP_WARPS if role.name != "STATE" else 0) for role in roles}
     found = {"STATE": 0, "OUT": GROUP_WARPS, **{name: at for name, at in firsts.items() if name != "STATE"}}
@@ -212,7 +213,7 @@ def planned_wide(tuning: Tuning, split: bool = False) -> KernelPlan:
     }
     changed = {
         "s_aib, s_p written": "s_aib written",
-        "s_o written before TMA, s_v": "s_h, s_v_new written, s_v",
+        "s_o written before TMA, s_v": "s_h, s_v_new written; s_v",
     }
     syncs = []
     for sync in plan.syncs:

@@ -74,7 +74,6 @@ def build_fused(
     import cutlass
 
     from gdnbench_kernels.gdn_prefill.kernel_sm90_fused import FusedSm90
-
     from gdnbench_kernels.gdn_prefill.kernel_sm90_wide import WideSm90
 
     of = Examples()
