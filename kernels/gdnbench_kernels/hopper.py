@@ -164,7 +164,7 @@ def load_transposed(address: Any) -> Quad:
 
 
 def store_matrices(address: Any, quad: Quad, transposed: bool = False) -> None:
-    """The inverse of ldmatrix: store four matrices; lane l passes the address of row l % 8 of matrix l / 8."""
+    """Store four matrices, as ldmatrix loads them; lane l passes the address of row l % 8 of matrix l / 8."""
     form = ".trans" if transposed else ""
     text = f"stmatrix.sync.aligned.m8n8.x4{form}.shared.b16 [$0], {{$1, $2, $3, $4}};"
     operands = [x.ir_value() for x in (address, *quad)]

@@ -26,10 +26,10 @@ STATE. The products of a chunk in order; accumulators are registers:
     7. o^T, added to QS  64  64   64   V_new^T, registers      s_p, K-major         STATE
 
 Vs is V_new exp(g_last - g_cu). Work (n Hv + head) slices + slice is a slice of one value head of one
-sequence. CTA c of n has works c, c + n, ...: while STATE ends one, the others are already in the next. INVERT's
-warpgroups take chunks in turn, and Ai and P depend only on the inputs, so they are computed ahead of the
-recurrence. The time of a chunk is that of the longest of: STATE's chain of products 3, 5 and 6; the inverse,
-divided by the number of INVERT's warpgroups; the instructions that the four schedulers issue.
+sequence. CTA c of n has works c, c + n, ...: while STATE ends one, the others are already in the next.
+INVERT's warpgroups take chunks in turn, and Ai and P depend only on the inputs, so they are computed ahead of
+the recurrence. The time of a chunk is that of the longest of: STATE's chain of products 3, 5 and 6; the
+inverse, divided by the number of INVERT's warpgroups; the instructions that the four schedulers issue.
 
 With two slices:
 
@@ -71,7 +71,7 @@ With two slices:
     fence.proxy.async                        LOAD           zeros written before products read them
     barrier INVERT                           INVERT         exchanges within the inverse: inverse.py
     fence.proxy.async                        INVERT         s_aib, s_p written before products read them
-    fence.proxy.async                        STATE          s_o written before TMA, s_v read before TMA writes
+    fence.proxy.async                        STATE          s_o written before TMA, s_v read before a load
     wgmma.wait_group                         INVERT, STATE  operands read before their release
     bulk wait_group.read                     STORE          the TMA store has read s_o before its release
     bulk wait_group                          STORE          o stored before the CTA ends

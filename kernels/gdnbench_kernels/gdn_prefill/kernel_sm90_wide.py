@@ -55,7 +55,7 @@ a chunk behind. Rows of STATE's tiles are V, rows of OUT's are tokens:
     fence.proxy.async                        LOAD                zeros written before products read them
     barrier INVERT                           INVERT              exchanges within the inverse: inverse.py
     fence.proxy.async                        INVERT              s_aib written before products read them
-    fence.proxy.async                        STATE               s_h, s_v_new written; s_v read before TMA writes
+    fence.proxy.async                        STATE               s_h, s_v_new written, s_v read before a load
     fence.proxy.async                        OUT                 s_o written before TMA
     wgmma.wait_group                         INVERT, OUT, STATE  operands read before their release
     bulk wait_group.read                     STORE               the TMA store has read s_o before its release

@@ -100,9 +100,9 @@ WITH_OUT = Tuning(outputs=1, state_registers=176, out_registers=96, invert_regis
 
 
 def roles_of(tuning: Tuning) -> Any:
-    """An IntEnum: first warp of each role. STATE and INVERT are warpgroups, the others share the last: setmaxnreg applies
-    to warpgroups. GATE has the most instructions of these, and in its sub-partitions are the warps of
-    INVERT with the fewest."""
+    """An IntEnum: first warp of each role. STATE and INVERT are warpgroups, the others share the last:
+    setmaxnreg applies to warpgroups. GATE has the most instructions of these, and in its sub-partitions
+    are the warps of INVERT with the fewest."""
     invert = GROUP_WARPS * tuning.groups
     others = invert + GROUP_WARPS * tuning.inverters
     firsts = {
@@ -213,7 +213,7 @@ def planned_wide(tuning: Tuning, split: bool = False) -> KernelPlan:
     }
     changed = {
         "s_aib, s_p written": "s_aib written",
-        "s_o written before TMA, s_v": "s_h, s_v_new written; s_v",
+        "s_o written before TMA, s_v": "s_h, s_v_new written, s_v",
     }
     syncs = []
     for sync in plan.syncs:
@@ -250,7 +250,7 @@ SYNCS = (
     Sync("fence.proxy.async", "LOAD", "zeros written before products read them"),
     Sync("barrier INVERT", "INVERT", "exchanges within the inverse: inverse.py"),
     Sync("fence.proxy.async", "INVERT", "s_aib, s_p written before products read them"),
-    Sync("fence.proxy.async", "STATE", "s_o written before TMA, s_v read before TMA writes"),
+    Sync("fence.proxy.async", "STATE", "s_o written before TMA, s_v read before a load"),
     Sync("wgmma.wait_group", "INVERT, STATE", "operands read before their release"),
     Sync("bulk wait_group.read", "STORE", "the TMA store has read s_o before its release"),
     Sync("bulk wait_group", "STORE", "o stored before the CTA ends"),

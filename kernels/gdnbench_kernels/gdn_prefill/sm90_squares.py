@@ -125,8 +125,8 @@ def invert_rows(
     together: pipeline.NamedBarrier,
 ) -> tuple[cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor]:
     """`inverse.invert` by one code for all warps: with one for each, the instructions of a chunk are more
-    than the SM's caches of them hold. Returns a warp's blocks of Ai: the diagonal one; that before it, of warps 1
-    and 3; the first two, of warps 2 and 3."""
+    than the SM's caches of them hold. Returns a warp's blocks of Ai: the diagonal one; that before it, of
+    warps 1 and 3; the first two, of warps 2 and 3."""
     r_rows = cute.make_tensor(r_a.iterator, cute.make_layout((inverse.VALUES, inverse.WARPS)))
     s_diagonal = scratch.s_diagonal[None, None, warp]
     r_left, r_first, r_second = (cute.make_rmem_tensor(inverse.VALUES, F32) for _ in range(3))
