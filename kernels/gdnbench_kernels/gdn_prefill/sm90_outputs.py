@@ -48,10 +48,11 @@ def form_outputs(
         h = hopper.descriptor(address_of(shared.h, 0))
         qs = hopper.product(None, (queries, KEY_STEPS), (h, KEY_STEPS))
         p = form_p(qk, shared.gate[Row.G_CU, None, gate.index], warp, lane)
+        (qs,) = hopper.wait(0, [qs])
+        lane = blackwell.lane_of_turn(turn)
         rows = [triangle.fragment_row(warp, lane, half) for half in range(2)]
         decays = [shared.gate[Row.DECAY, row, gate.index] for row in rows]
         pipelines.gate.consumer_release(gate)
-        (qs,) = hopper.wait(0, [qs])
         pipelines.q.consumer_release(k)
         pipelines.h.consumer_release(only)
         read = [hopper.mul(qs[at], decays[at // 2 % 2]) for at in range(VALUES)]
@@ -59,6 +60,7 @@ def form_outputs(
         o = hopper.product(read, p, (hopper.descriptor(address_of(shared.v_new, 0)), SQUARE_STEPS))
         (o,) = hopper.wait(0, [o], p)
         pipelines.v_new.consumer_release(only)
+        lane = blackwell.lane_of_turn(turn)
         quads = hopper.quads_of([hopper.mul(value, scale) for value in o])
         pipelines.o.producer_acquire(stage)
         for pair, quad in enumerate(quads):

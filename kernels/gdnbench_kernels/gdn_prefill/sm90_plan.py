@@ -95,7 +95,7 @@ WIDE = Tuning(
 """For CTAs that have all rows of a value head."""
 
 
-WITH_OUT = Tuning(outputs=1, state_registers=176, out_registers=96, invert_registers=88)
+WITH_OUT = Tuning(outputs=1, state_registers=184, out_registers=96, invert_registers=88, other_registers=24)
 """With a warpgroup for the outputs, so that STATE's chain of products is shorter: kernel_sm90_wide.py."""
 
 
