@@ -23,11 +23,11 @@ from gdnbench.replay.simulated import programs_simulated
 from gdnbench.sim import Settings, active
 from gdnbench_kernels.compiling import program
 from gdnbench_kernels.contract import Call
-from gdnbench_kernels.gdn_prefill import kernel_sm90_fused, kernel_sm90_wide
+from gdnbench_kernels.gdn_prefill import kernel_sm90_fused
 from gdnbench_kernels.gdn_prefill.contract import OPERATION
 from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.gdn_prefill.sm90 import launch_sm90
-from gdnbench_kernels.gdn_prefill.sm90_plan import WITH_OUT, Tuning, planned, planned_wide
+from gdnbench_kernels.gdn_prefill.sm90_plan import Tuning, planned
 from gdnbench_kernels.gdn_prefill.sm90_sources import sm90_source
 from gdnbench_kernels.gdn_prefill.synth import synth
 from gdnbench_kernels.plan import SMEM_LIMIT
@@ -103,15 +103,12 @@ def test_a_sequence_has_the_same_bits_on_any_ctas_by_any_plan() -> None:
     assert all_same(run(call, ctas=1), usual)
     assert all_same(run(call, replace(TUNING, inverters=1, keys=3)), usual)
     assert all_same(run(call, replace(TUNING, values=1, outputs=1), ctas=3), usual)
-    assert all_same(run(call, WITH_OUT), usual)
-    assert all_same(run(call, WITH_OUT, ctas=1), usual)
 
 
 @pytest.mark.slow  # the race checker
 @pytest.mark.parametrize("ctas", [None, 1])
-@pytest.mark.parametrize("tuning", [TUNING, WITH_OUT], ids=["alone", "with OUT"])
-def test_no_races(tuning: Tuning, ctas: int | None) -> None:
-    run(synth(**BATCH), tuning, ctas=ctas, check=True)
+def test_no_races(ctas: int | None) -> None:
+    run(synth(**BATCH), ctas=ctas, check=True)
 
 
 @pytest.mark.parametrize("stages", [{"keys": 3}, {"squares": 1}])
@@ -130,18 +127,16 @@ def test_plans_fit(beta_max: float) -> None:
     assert planned(TUNING.for_beta(beta_max), beta_max > 1).smem_bytes <= SMEM_LIMIT
 
 
-def test_the_headers_quote_the_plans() -> None:
-    for kernel, plan in ((kernel_sm90_fused, planned(TUNING)), (kernel_sm90_wide, planned_wide(WITH_OUT))):
-        assert f"\n\n{plan.tables()}\n\n" in str(kernel.__doc__), f"the tables are now\n{plan.tables()}"
+def test_the_header_quotes_the_plan() -> None:
+    tables = planned(TUNING).tables()
+    assert f"\n\n{tables}\n\n" in str(kernel_sm90_fused.__doc__), f"the tables are now\n{tables}"
 
 
 @pytest.mark.skipif(shutil.which("ptxas") is None, reason="no ptxas")
-@pytest.mark.parametrize(
-    ("tuning", "beta_max"), quick([(TUNING, 1.0), (WITH_OUT, 1.0), (TUNING, 2.0), (WITH_OUT, 2.0)], 0, 1)
-)
-def test_the_assembler_lets_products_overlap(tuning: Tuning, beta_max: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize("beta_max", quick([1.0, 2.0], 0))
+def test_the_assembler_lets_products_overlap(beta_max: float, tmp_path: Path) -> None:
     """It says so (C7510 and its like) where it makes each product wait for the one before. Nothing spills."""
-    made = program(sm90_source(1, 2, "float32", "float32", beta_max, tuning), "sm_90a")
+    made = program(sm90_source(1, 2, "float32", "float32", beta_max, TUNING), "sm_90a")
     source, target = tmp_path / "prefill.ptx", tmp_path / "prefill.cubin"
     source.write_text(made.ptx)
     command = ["ptxas", "-arch=sm_90a", "-v", "-o", str(target), str(source)]

@@ -220,8 +220,6 @@ class FusedSm90(ChunkFused):
                 self.store_outputs(cuts, pipelines, shared, tma, o)
 
     gate_unit = sm90_squares.LOG2
-    squares_of_q = True
-    """Whether INVERT computes P."""
 
     @property
     def plan(self) -> KernelPlan:

@@ -45,7 +45,6 @@ class Tuning:
     state_registers: int = 224
     invert_registers: int = 128
     other_registers: int = 32
-    out_registers: int = 0  # of OUT, where it is a warpgroup of its own
 
     def __post_init__(self) -> None:
         if self.slices not in (1, GROUPS):
@@ -60,7 +59,6 @@ class Tuning:
         total = (
             self.groups * self.state_registers + self.inverters * self.invert_registers + self.other_registers
         )
-        total += self.out_registers
         if total > REGISTERS // self.threads_factor * self.threads_factor:
             raise ValueError(f"the warpgroups of a CTA have {REGISTERS} registers per lane, not {total}")
 
@@ -69,8 +67,6 @@ class Tuning:
         and there is memory for one warpgroup of INVERT."""
         if beta_max <= 1 or self.inverters == 1:
             return self
-        if self.out_registers:
-            return replace(self, inverters=1, state_registers=184, out_registers=104, invert_registers=184)
         return replace(self, inverters=1, state_registers=232, invert_registers=216)
 
     @property
@@ -81,7 +77,7 @@ class Tuning:
     @property
     def threads_factor(self) -> int:
         """Warpgroups of the CTA, which start with equal registers, a multiple of 8."""
-        return 8 * (self.groups + self.inverters + 1 + (self.out_registers > 0))
+        return 8 * (self.groups + self.inverters + 1)
 
 
 WIDE = Tuning(
@@ -93,10 +89,6 @@ WIDE = Tuning(
     other_registers=32,
 )
 """For CTAs that have all rows of a value head."""
-
-
-WITH_OUT = Tuning(outputs=1, state_registers=184, out_registers=96, invert_registers=88, other_registers=24)
-"""With a warpgroup for the outputs, so that STATE's chain of products is shorter: kernel_sm90_wide.py."""
 
 
 def roles_of(tuning: Tuning) -> Any:
@@ -167,71 +159,6 @@ def planned(tuning: Tuning, split: bool = False) -> KernelPlan:
             Pipeline("o", tuning.outputs, "STATE warp", states, "STORE", 1),
         ),
         syncs=SYNCS,
-    )
-
-
-def roles_wide(tuning: Tuning) -> Any:
-    """An IntEnum: first warp of each role, with OUT."""
-    roles = roles_of(tuning)
-    firsts = {role.name: role.value + (GROUP_WARPS if role.name != "STATE" else 0) for role in roles}
-    found = {"STATE": 0, "OUT": GROUP_WARPS, **{name: at for name, at in firsts.items() if name != "STATE"}}
-    return IntEnum("Role", found)
-
-
-def planned_wide(tuning: Tuning, split: bool = False) -> KernelPlan:
-    """The plan of kernel_sm90_wide.py."""
-    plan = planned(replace(tuning, keys=2), split)
-    warps = {"STATE": GROUP_WARPS, "OUT": GROUP_WARPS}
-    smem = []
-    for buffer in plan.smem:
-        if buffer.name in ("s_k", "s_q"):
-            buffer = replace(buffer, stages=tuning.keys)
-        if buffer.name == "s_p":
-            smem.append(Buffer("s_h", (GROUP_ROWS, HEAD_DIM), "bfloat16", K_MAJOR))
-            smem.append(Buffer("s_v_new", (GROUP_ROWS, CHUNK), "bfloat16", f"{K_MAJOR}: V_new^T"))
-        else:
-            smem.append(buffer)
-    pipelines = []
-    for pipe in plan.pipelines:
-        if pipe.name in ("k", "gate"):
-            pipe = replace(
-                pipe, empty_count=pipe.empty_count + GROUP_WARPS, empty_by="STATE, OUT, INVERT warp"
-            )
-        if pipe.name in ("k", "q"):
-            pipe = replace(pipe, stages=tuning.keys)
-        if pipe.name == "q":
-            pipe = replace(pipe, empty_count=GROUP_WARPS, empty_by="OUT warp")
-        if pipe.name == "p":
-            for name in ("h", "v_new"):
-                pipelines.append(Pipeline(name, 1, "STATE warp", GROUP_WARPS, "OUT warp", GROUP_WARPS))
-        else:
-            pipelines.append(replace(pipe, full_by="OUT warp") if pipe.name == "o" else pipe)
-    does = {
-        "STATE": "64 rows of S, in registers; products 3, 5 and 6",
-        "OUT": "a chunk behind STATE: products 2, 4 and 7, P in registers",
-        "INVERT": "a chunk each four warps, ahead of STATE: product 1, Ai beta",
-    }
-    changed = {
-        "s_aib, s_p written": "s_aib written",
-        "s_o written before TMA, s_v": "s_h, s_v_new written, s_v",
-    }
-    syncs = []
-    for sync in plan.syncs:
-        for old, new in changed.items():
-            sync = replace(sync, orders=sync.orders.replace(old, new))
-        if sync.name.startswith("wgmma"):
-            sync = replace(sync, who="INVERT, OUT, STATE")
-        syncs.append(sync)
-    syncs.insert(-4, Sync("fence.proxy.async", "OUT", "s_o written before TMA"))
-    return replace(
-        plan,
-        name="chunk_fused_sm90",
-        syncs=tuple(syncs),
-        roles=roles_wide(tuning),
-        warps={**warps, **{name: count for name, count in plan.warps.items() if name != "STATE"}},
-        does={**plan.does, **does},
-        smem=tuple(smem),
-        pipelines=tuple(pipelines),
     )
 
 

@@ -37,7 +37,7 @@ def invert(
     group: cutlass.Int32,
 ) -> None:
     """Compute Ai beta and P of every chunk whose number is `group` modulo the number of warpgroups."""
-    tuning, outputs = kernel.tuning, kernel.outputs and kernel.squares_of_q
+    tuning, outputs = kernel.tuning, kernel.outputs
     together = pipeline.NamedBarrier(barrier_id=group + Barrier.INVERT, num_threads=GROUP_WARPS * WARP)
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % GROUP_WARPS
     chunks = kernel.chunks(cuts)

@@ -138,8 +138,6 @@ class Pipelines(blackwell.Pipelines):
     aib: blackwell.Pipeline
     p: Any = None
     o: Any = None
-    h: Any = None
-    v_new: Any = None
 
     @classmethod
     def allocate(cls, spec: KernelPlan, smem: Any) -> Pipelines:
@@ -162,8 +160,6 @@ class Shared:
     aib: cute.Tensor
     p: Any = None
     o: Any = None
-    h: Any = None
-    v_new: Any = None
     gate: cute.Tensor
 
     @staticmethod
