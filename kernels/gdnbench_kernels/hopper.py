@@ -4,12 +4,13 @@
     (sums,) = wait(0, [sums], quads)                     # now D may be read and A's registers written
 
 D is 64 x N with f32 sums, A 64 x K in registers or in shared memory, B in shared memory. Thread t of a
-warpgroup (warp w) has rows 16 w + t / 4 % 8 and + 8 of D, and of every 8 columns 2 (t % 4) and + 1: value 4 n
-+ 2 half + j is row + 8 half, column 8 n + 2 (t % 4) + j. It has the same elements of A, as pairs: quad n of 16
-columns is made of values 8 n .. 8 n + 7 of a D with these columns (`quads_of`).
+warpgroup (warp w) has rows 16 w + t / 4 % 8 and + 8 of D, and of every 8 columns 2 (t % 4) and + 1: value
+4 n + 2 half + j is row + 8 half, column 8 n + 2 (t % 4) + j. It has the same elements of A, as pairs: quad n
+of 16 columns is made of values 8 n .. 8 n + 7 of a D with these columns (`quads_of`).
 
 Tiles have rows of 128 bytes, 8 rows per 1 KiB, 16-byte chunk ^= row % 8 (`blackwell.load_layout`); further
-columns of 64 values follow all rows. As B, a tile is N rows of K columns, or `transposed` K rows of N columns.
+columns of 64 values follow all rows. As B, a tile is N rows of K columns, or `transposed` K rows of N
+columns.
 """  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ def load_transposed(address: Any) -> Quad:
 
 
 def store_matrices(address: Any, quad: Quad, transposed: bool = False) -> None:
-    """The inverse of ldmatrix: store four matrices; lane l passes the address of row l % 8 of matrix l / 8."""
+    """Store four matrices, as ldmatrix loads them; lane l passes the address of row l % 8 of matrix l / 8."""
     form = ".trans" if transposed else ""
     text = f"stmatrix.sync.aligned.m8n8.x4{form}.shared.b16 [$0], {{$1, $2, $3, $4}};"
     operands = [x.ir_value() for x in (address, *quad)]

@@ -23,7 +23,8 @@ class Gate(IntEnum):
 
 
 def decay(exponent: cutlass.Float32, unit: float = 1.0) -> cutlass.Float32:
-    """exp of `unit` (1, or log 2) times a non-positive number, for results that are rounded to bf16 next. Where the result is normal,
+    """exp of `unit` (1, or log 2) times a non-positive number, for results that are rounded to bf16 next.
+    Where the result is normal,
     |exponent log2 e| is at most L = 127: two roundings of it change the result by 2^-24 L ln 2 each, and
     exp2.approx by 2^-22. The total is below 2^-16; half an ULP of bf16 is 2^-9."""
     return cute.math.exp2(exponent * LOG2_E if unit == 1.0 else exponent, fastmath=True)
@@ -36,7 +37,8 @@ LEAST_EXPONENT = -128.0
 
 @cute.jit
 def rounded_decay(exponent: cutlass.Float32, unit: cutlass.Constexpr = 1.0) -> cutlass.Float32:
-    """exp of `unit` (1, or log 2) times a non-positive number, to 0.5 + 2^-12 ULP of f32, for factors that are multiplied from chunk to
+    """exp of `unit` (1, or log 2) times a non-positive number, to 0.5 + 2^-12 ULP of f32, for factors that
+    are multiplied from chunk to
     chunk: their error affects the whole state and accumulates. NaN stays.
 
     In fp64, exp(x) = 2^n exp(r) with n = round(x log2 e) and r = x - n ln 2, |r| < 0.347. The error of r is n
@@ -73,11 +75,9 @@ def power_of_two(n: cutlass.Int32) -> cutlass.Float64:
 
 
 @cute.jit
-def scan(
-    r_g: cute.Tensor, r_sum: cute.Tensor, lane: cutlass.Int32, unit: cutlass.Constexpr = 1.0
-) -> None:
-    """r_sum = inclusive sums of r_g, whose values are at most 0, in units of `unit`: computed in fp64, rounded
-    once, never increasing. Lane l has values 2l and 2l + 1 of 64."""
+def scan(r_g: cute.Tensor, r_sum: cute.Tensor, lane: cutlass.Int32, unit: cutlass.Constexpr = 1.0) -> None:
+    """r_sum = inclusive sums of r_g, whose values are at most 0, in units of `unit`: computed in fp64,
+    rounded once, never increasing. Lane l has values 2l and 2l + 1 of 64."""
     for j in cutlass.range_constexpr(2):
         # +inf is no decay: make it NaN here, or the clamping of increasing sums below would hide it.
         r_g[j] = math.nan if r_g[j] == math.inf else r_g[j]

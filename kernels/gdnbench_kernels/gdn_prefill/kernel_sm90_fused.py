@@ -1,8 +1,8 @@
 """Prefill in one kernel: FLA's and vLLM's `chunk_gated_delta_rule`, fused. CuTe DSL, sm_90a, wgmma.
 
 Reads q, k, v, gates and initial states; writes o and final states. The equations are those of
-kernel_sm100_fused.py. For a chunk of C = 64 tokens and value head hv, with key head hv // (Hv / H) and K = V =
-128, S the state before the chunk and h its rounding:
+kernel_sm100_fused.py. For a chunk of C = 64 tokens and value head hv, with key head hv // (Hv / H) and
+K = V = 128, S the state before the chunk and h its rounding:
 
     g_cu  = cumsum(g)                                       summed in fp64, in units of log 2, rounded once
     A     = strict_lower(beta_i (K K^T)[i,j] exp(g_cu[i] - g_cu[j]))
@@ -25,11 +25,11 @@ STATE. The products of a chunk in order; accumulators are registers:
     6. S^T, added to     64  64   64   Vs^T, registers         s_k, N-major, twice  STATE
     7. o^T, added to QS  64  64   64   V_new^T, registers      s_p, K-major         STATE
 
-Vs is V_new exp(g_last - g_cu). Work (n Hv + head) slices + slice is a slice of one value head of one sequence.
-CTA c of n has works c, c + n, ...: while STATE ends one, the others are already in the next. INVERT's
-warpgroups take chunks in turn, and Ai and P depend only on the inputs, so they are computed ahead of the
-recurrence. The time of a chunk is that of the longest of: STATE's chain of products 3, 5 and 6; the inverse,
-divided by the number of INVERT's warpgroups; the instructions that the four schedulers issue.
+Vs is V_new exp(g_last - g_cu). Work (n Hv + head) slices + slice is a slice of one value head of one
+sequence. CTA c of n has works c, c + n, ...: while STATE ends one, the others are already in the next.
+INVERT's warpgroups take chunks in turn, and Ai and P depend only on the inputs, so they are computed ahead of
+the recurrence. The time of a chunk is that of the longest of: STATE's chain of products 3, 5 and 6; the
+inverse, divided by the number of INVERT's warpgroups; the instructions that the four schedulers issue.
 
 With two slices:
 
@@ -71,7 +71,7 @@ With two slices:
     fence.proxy.async                        LOAD           zeros written before products read them
     barrier INVERT                           INVERT         exchanges within the inverse: inverse.py
     fence.proxy.async                        INVERT         s_aib, s_p written before products read them
-    fence.proxy.async                        STATE          s_o written before TMA, s_v read before TMA writes
+    fence.proxy.async                        STATE          s_o written before TMA, s_v read before a load
     wgmma.wait_group                         INVERT, STATE  operands read before their release
     bulk wait_group.read                     STORE          the TMA store has read s_o before its release
     bulk wait_group                          STORE          o stored before the CTA ends
@@ -220,8 +220,6 @@ class FusedSm90(ChunkFused):
                 self.store_outputs(cuts, pipelines, shared, tma, o)
 
     gate_unit = sm90_squares.LOG2
-    squares_of_q = True
-    """Whether INVERT computes P."""
 
     @property
     def plan(self) -> KernelPlan:
@@ -363,7 +361,9 @@ class FusedSm90(ChunkFused):
         pipelines.gate.producer_tail_after(chunks)
 
     @cute.jit
-    def store_outputs(self, cuts: Any, pipelines: Pipelines, shared: Shared, tma: Tma, o: cute.Tensor) -> None:
+    def store_outputs(
+        self, cuts: Any, pipelines: Pipelines, shared: Shared, tma: Tma, o: cute.Tensor
+    ) -> None:
         """Store the o of each chunk: of a full chunk by TMA, of a shorter one only its own rows, because the
         next sequence follows."""
         done = cutlass.Int32(0)
@@ -403,7 +403,9 @@ def store_rows(
     # In 64 bits: T Hv 128 may exceed 2^31.
     stride = value_heads * HEAD_DIM
     first = cutlass.Int64(token) * stride + column * columns
-    g_o = cute.make_tensor((o.iterator + first).align(16), cute.make_layout((CHUNK, columns), stride=(stride, 1)))
+    g_o = cute.make_tensor(
+        (o.iterator + first).align(16), cute.make_layout((CHUNK, columns), stride=(stride, 1))
+    )
     lane, lanes = cute.arch.lane_idx(), columns // blackwell.VECTOR
     for row in cutlass.range(lane // lanes, stop - token, WARP // lanes, unroll=1):
         r_vector = cute.make_rmem_tensor((1, blackwell.VECTOR), BF16)

@@ -1,4 +1,4 @@
-"""Checks the arguments of a call of the SM90 and SM100 prefill kernels, and makes the tensors for its launches.
+"""Checks the arguments of a call of the compiled prefill kernels, and makes the tensors for its launches.
 
 The errors name the argument: NotImplementedError for what another kernel could take, ValueError for what no
 kernel could. Inputs and outputs whose memory layout the kernels cannot use are copied.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Any
 
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.plan import Buffer, KernelPlan, Pipeline, Sync
@@ -44,7 +45,6 @@ class Tuning:
     state_registers: int = 224
     invert_registers: int = 128
     other_registers: int = 32
-    out_registers: int = 0  # of OUT, where it is a warpgroup of its own
 
     def __post_init__(self) -> None:
         if self.slices not in (1, GROUPS):
@@ -53,11 +53,12 @@ class Tuning:
             raise ValueError(f"inverters is 1 or 2, not {self.inverters}")
         if self.keys % self.inverters or self.squares % self.inverters:
             # A warpgroup must see every phase of a stage's barrier, or it takes one for the next but one.
-            raise ValueError(f"two inverters need even stages, not {self.keys} of K and {self.squares} squares")
+            raise ValueError(
+                f"two inverters need even stages, not {self.keys} of K and {self.squares} squares"
+            )
         total = (
             self.groups * self.state_registers + self.inverters * self.invert_registers + self.other_registers
         )
-        total += self.out_registers
         if total > REGISTERS // self.threads_factor * self.threads_factor:
             raise ValueError(f"the warpgroups of a CTA have {REGISTERS} registers per lane, not {total}")
 
@@ -76,7 +77,7 @@ class Tuning:
     @property
     def threads_factor(self) -> int:
         """Warpgroups of the CTA, which start with equal registers, a multiple of 8."""
-        return 8 * (self.groups + self.inverters + 1 + (self.out_registers > 0))
+        return 8 * (self.groups + self.inverters + 1)
 
 
 WIDE = Tuning(
@@ -90,14 +91,10 @@ WIDE = Tuning(
 """For CTAs that have all rows of a value head."""
 
 
-WITH_OUT = Tuning(outputs=1, state_registers=176, out_registers=96, invert_registers=88)
-"""With a warpgroup for the outputs, so that STATE's chain of products is shorter: kernel_sm90_wide.py."""
-
-
-def roles_of(tuning: Tuning) -> type[IntEnum]:
-    """First warp of each role. STATE and INVERT are warpgroups, the others share the last: setmaxnreg applies
-    to warpgroups. GATE has the most instructions of these, and in its sub-partitions are the warps of
-    INVERT with the fewest."""
+def roles_of(tuning: Tuning) -> Any:
+    """An IntEnum: first warp of each role. STATE and INVERT are warpgroups, the others share the last:
+    setmaxnreg applies to warpgroups. GATE has the most instructions of these, and in its sub-partitions
+    are the warps of INVERT with the fewest."""
     invert = GROUP_WARPS * tuning.groups
     others = invert + GROUP_WARPS * tuning.inverters
     firsts = {
@@ -165,57 +162,10 @@ def planned(tuning: Tuning, split: bool = False) -> KernelPlan:
     )
 
 
-def roles_wide(tuning: Tuning) -> type[IntEnum]:
-    """First warp of each role, with OUT."""
-    roles = roles_of(tuning)
-    firsts = {role.name: role.value + (GROUP_WARPS if role.name != "STATE" else 0) for role in roles}
-    found = {"STATE": 0, "OUT": GROUP_WARPS, **{name: at for name, at in firsts.items() if name != "STATE"}}
-    return IntEnum("Role", found)
-
-
-def planned_wide(tuning: Tuning, split: bool = False) -> KernelPlan:
-    """The plan of kernel_sm90_wide.py."""
-    plan = planned(replace(tuning, keys=2), split)
-    warps = {"STATE": GROUP_WARPS, "OUT": GROUP_WARPS}
-    smem = []
-    for buffer in plan.smem:
-        if buffer.name in ("s_k", "s_q"):
-            buffer = replace(buffer, stages=tuning.keys)
-        if buffer.name == "s_p":
-            smem.append(Buffer("s_h", (GROUP_ROWS, HEAD_DIM), "bfloat16", K_MAJOR))
-            smem.append(Buffer("s_v_new", (GROUP_ROWS, CHUNK), "bfloat16", f"{K_MAJOR}: V_new^T"))
-        else:
-            smem.append(buffer)
-    pipelines = []
-    for pipe in plan.pipelines:
-        if pipe.name in ("k", "gate"):
-            pipe = replace(pipe, empty_count=pipe.empty_count + GROUP_WARPS, empty_by="STATE, OUT, INVERT warp")
-        if pipe.name in ("k", "q"):
-            pipe = replace(pipe, stages=tuning.keys)
-        if pipe.name == "q":
-            pipe = replace(pipe, empty_count=GROUP_WARPS, empty_by="OUT warp")
-        if pipe.name == "p":
-            for name in ("h", "v_new"):
-                pipelines.append(Pipeline(name, 1, "STATE warp", GROUP_WARPS, "OUT warp", GROUP_WARPS))
-        else:
-            pipelines.append(replace(pipe, full_by="OUT warp") if pipe.name == "o" else pipe)
-    return replace(
-        plan,
-        name="chunk_fused_sm90",
-        roles=roles_wide(tuning),
-        warps={**warps, **{name: count for name, count in plan.warps.items() if name != "STATE"}},
-        does={**plan.does, "OUT": "P in registers; o from S and V_new"},
-        smem=tuple(smem),
-        pipelines=tuple(pipelines),
-    )
-
-
 def inverse_buffers(split: bool) -> tuple[Buffer, ...]:
     """Those of inverse.py, which cannot be imported without CuTe DSL."""
     return (
-        Buffer(
-            "s_blocks", (CHUNK, CHUNK), "float16", "rows contiguous, 128 B swizzle", 1 + split, align=128
-        ),
+        Buffer("s_blocks", (CHUNK, CHUNK), "float16", "rows contiguous, 128 B swizzle", 1 + split, align=128),
         Buffer("s_diagonal", (4, 16, 20), "float32", "columns contiguous, padded", align=128),
     )
 
@@ -227,7 +177,7 @@ SYNCS = (
     Sync("fence.proxy.async", "LOAD", "zeros written before products read them"),
     Sync("barrier INVERT", "INVERT", "exchanges within the inverse: inverse.py"),
     Sync("fence.proxy.async", "INVERT", "s_aib, s_p written before products read them"),
-    Sync("fence.proxy.async", "STATE", "s_o written before TMA, s_v read before TMA writes"),
+    Sync("fence.proxy.async", "STATE", "s_o written before TMA, s_v read before a load"),
     Sync("wgmma.wait_group", "INVERT, STATE", "operands read before their release"),
     Sync("bulk wait_group.read", "STORE", "the TMA store has read s_o before its release"),
     Sync("bulk wait_group", "STORE", "o stored before the CTA ends"),

@@ -75,11 +75,8 @@ def build_fused(
 
     from gdnbench_kernels.gdn_prefill.kernel_sm90_fused import FusedSm90
 
-    from gdnbench_kernels.gdn_prefill.kernel_sm90_wide import WideSm90
-
     of = Examples()
-    kind = WideSm90 if tuning["out_registers"] else FusedSm90
-    return kind(heads, value_heads, split=beta_max > 1, tuning=Tuning(**tuning)), (
+    return FusedSm90(heads, value_heads, split=beta_max > 1, tuning=Tuning(**tuning)), (
         of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
         of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
         of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM),

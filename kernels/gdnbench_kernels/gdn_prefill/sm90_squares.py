@@ -37,7 +37,7 @@ def invert(
     group: cutlass.Int32,
 ) -> None:
     """Compute Ai beta and P of every chunk whose number is `group` modulo the number of warpgroups."""
-    tuning, outputs = kernel.tuning, kernel.outputs and kernel.squares_of_q
+    tuning, outputs = kernel.tuning, kernel.outputs
     together = pipeline.NamedBarrier(barrier_id=group + Barrier.INVERT, num_threads=GROUP_WARPS * WARP)
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % GROUP_WARPS
     chunks = kernel.chunks(cuts)
@@ -86,8 +86,8 @@ def invert(
 def form_rows(
     kkt: list[Any], qk: list[Any], s_gate: cute.Tensor, warp: cutlass.Int32, lane: cutlass.Int32
 ) -> tuple[cute.Tensor, list[hopper.Quad]]:
-    """A warp's rows of A and P, up to the diagonal block. A is not zero on and above its diagonal: the inverse
-    does not read it there."""
+    """A warp's rows of A and P, up to the diagonal block. A is not zero on and above its diagonal: the
+    inverse does not read it there."""
     rows = [triangle.fragment_row(warp, lane, half) for half in range(2)]
     sums = [s_gate[Row.G_CU, row] for row in rows]
     betas = [s_gate[Row.BETA, row] for row in rows]
@@ -124,9 +124,9 @@ def invert_rows(
     lane: cutlass.Int32,
     together: pipeline.NamedBarrier,
 ) -> tuple[cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor]:
-    """`inverse.invert` by one code for all warps: with one for each, the instructions of a chunk are more than
-    the SM's caches of them hold. Returns a warp's blocks of Ai: the diagonal one; that before it, of warps 1
-    and 3; the first two, of warps 2 and 3."""
+    """`inverse.invert` by one code for all warps: with one for each, the instructions of a chunk are more
+    than the SM's caches of them hold. Returns a warp's blocks of Ai: the diagonal one; that before it, of
+    warps 1 and 3; the first two, of warps 2 and 3."""
     r_rows = cute.make_tensor(r_a.iterator, cute.make_layout((inverse.VALUES, inverse.WARPS)))
     s_diagonal = scratch.s_diagonal[None, None, warp]
     r_left, r_first, r_second = (cute.make_rmem_tensor(inverse.VALUES, F32) for _ in range(3))

@@ -36,8 +36,8 @@ BLOCK_BYTES = 128 * CHUNK
 
 @dataclass(frozen=True)
 class Registers:
-    """A thread's elements, all in the order of hopper.py. From turn to turn stay S, V_new, Q S^T and exp(g_cu)
-    of its tokens."""
+    """A thread's elements, all in the order of hopper.py. From turn to turn stay S, V_new, Q S^T and
+    exp(g_cu) of its tokens."""
 
     s: cute.Tensor
     left: cute.Tensor  # S, rounded, as a left operand

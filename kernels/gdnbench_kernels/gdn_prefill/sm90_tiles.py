@@ -1,4 +1,6 @@
-"""A CTA's work, pipelines and buffers of kernel_sm90_fused.py. CuTe DSL."""  # SPDX-License-Identifier: Apache-2.0
+"""A CTA's work, pipelines and buffers of the fused kernels for Hopper. CuTe DSL."""
+
+# SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
@@ -54,8 +56,8 @@ class Rows:
 class States:
     """The states of a call in global memory, each [N, Hv, V, K] or None."""
 
-    initial: cute.Tensor | None
-    final: cute.Tensor | None
+    initial: Any
+    final: Any
 
     @cute.jit
     def load(self, rows: Rows, work: SliceTile, r_s: cute.Tensor) -> None:
@@ -102,11 +104,11 @@ class Tma:
     @staticmethod
     def create(k: cute.Tensor, q: Any, v: cute.Tensor, o: Any, slices: int) -> Tma:
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
-        keys = {
+        keys: dict[str, Any] = {
             name: None if x is None else blackwell.Tma.create(load, blackwell.by_head(x), (CHUNK, HEAD_DIM))
             for name, x in (("k", k), ("q", q))
         }
-        own = {
+        own: dict[str, Any] = {
             name: None
             if x is None
             else blackwell.Tma.create(operation, by_slice(x, slices), (CHUNK, HEAD_DIM // slices))
@@ -121,9 +123,7 @@ class Tma:
 def by_slice(x: cute.Tensor, slices: int) -> cute.Tensor:
     """[T, Hv, V] as (tokens, features of a slice, heads times slices)."""
     features = HEAD_DIM // slices
-    layout = cute.make_layout(
-        (x.shape[0], features, x.shape[1] * slices), stride=(x.stride[0], 1, features)
-    )
+    layout = cute.make_layout((x.shape[0], features, x.shape[1] * slices), stride=(x.stride[0], 1, features))
     return cute.make_tensor(x.iterator, layout)
 
 
@@ -138,8 +138,6 @@ class Pipelines(blackwell.Pipelines):
     aib: blackwell.Pipeline
     p: Any = None
     o: Any = None
-    h: Any = None
-    v_new: Any = None
 
     @classmethod
     def allocate(cls, spec: KernelPlan, smem: Any) -> Pipelines:
@@ -162,8 +160,6 @@ class Shared:
     aib: cute.Tensor
     p: Any = None
     o: Any = None
-    h: Any = None
-    v_new: Any = None
     gate: cute.Tensor
 
     @staticmethod
@@ -208,7 +204,8 @@ class Lane:
 def allocate_scratch(plan: KernelPlan, smem: Any, split: bool) -> inverse.Scratch:
     """The memory of the first warpgroup's inverse; that of others follows."""
     count = sum(buffer.name.startswith("s_diagonal") for buffer in plan.smem)
-    return [inverse.Scratch.allocate(smem, split, packed=False) for _ in range(count)][0]
+    made = [inverse.Scratch.allocate(smem, split, packed=False) for _ in range(count)]
+    return made[0]
 
 
 def scratch_of_group(first: inverse.Scratch, group: cutlass.Int32) -> inverse.Scratch:

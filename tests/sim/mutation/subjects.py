@@ -227,8 +227,8 @@ class _Operation:
 
 @dataclass(frozen=True, slots=True)
 class _PrefillBySegments:
-    """gdn_prefill's sm100_fused_cp or, with `apart`, sm90_prepared, with segments of `segment` tokens each, on
-    one SM: a CTA goes through several."""
+    """gdn_prefill's sm100_fused_cp or, with `apart`, sm90_prepared, with segments of `segment` tokens each,
+    on one SM: a CTA goes through several."""
 
     calls: tuple[dict[str, Any], ...]
     apart: bool = False
