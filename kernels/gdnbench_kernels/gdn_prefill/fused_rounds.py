@@ -27,6 +27,7 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 
+from gdnbench_kernels import blackwell
 from gdnbench_kernels.delta_prefill.fused_tiles import PARTS, Half, WorkTile, read_given, write_kept
 from gdnbench_kernels.gdn_prefill.fused_state import State
 from gdnbench_kernels.gdn_prefill.kernel_sm100_fused import PLAN, ChunkFused, Tma
@@ -51,6 +52,7 @@ class PartTile(WorkTile):
     """A whole work, its first part or its rest; none if it does not exist. `slot` is of a first part or a
     rest, `carries` whether the work is a first part."""
 
+    number: cutlass.Int32
     slot: cutlass.Int32
     exists: cutlass.Boolean
     carries: cutlass.Boolean
@@ -61,9 +63,11 @@ class RoundStates:
     """The states of the first launch: initial and final ones, each [N, Hv, V, K] or None, and those behind
     first parts."""
 
+    cuts: Rounds
     initial: cute.Tensor | None
     carried: cute.Tensor
     final: cute.Tensor | None
+    value_heads: cutlass.Constexpr
 
     @cute.jit
     def load(self, half: Half, work: PartTile, r_s: State) -> None:
@@ -77,6 +81,8 @@ class RoundStates:
     def store(self, half: Half, work: PartTile, r_s: State) -> None:
         """Store S as the carried state behind a first part, otherwise as the final state, if the call asks
         for it."""
+        # Located anew, which leaves more registers to the chunks.
+        work = part_tile(self.cuts, self.value_heads, blackwell.opaque(work.number))
         for part in cutlass.range_constexpr(PARTS):
             if work.carries:
                 cute.autovec_copy(r_s[part], _slot(half, self.carried, work, part))
@@ -144,7 +150,7 @@ class ChunkRounds(ChunkFused):
             self.rounds(ctas - left, ctas),
             1.0 / cutlass.Float32(ctas),
         )
-        states = self.states(initial_state, carried, final_state)
+        states = self.states(cuts, initial_state, carried, final_state)
         self.kernel(Tma.create(k, q, v, o), (g, beta), cuts, states, o, scale).launch(
             grid=(ctas, 1, 1),
             block=(PLAN.threads, 1, 1),
@@ -152,8 +158,10 @@ class ChunkRounds(ChunkFused):
             stream=stream,
         )
 
-    def states(self, initial: cute.Tensor | None, carried: cute.Tensor, final: cute.Tensor | None) -> Any:
-        return RoundStates(initial, carried, final)
+    def states(
+        self, cuts: Rounds, initial: cute.Tensor | None, carried: cute.Tensor, final: cute.Tensor | None
+    ) -> Any:
+        return RoundStates(cuts, initial, carried, final, self.value_heads)
 
     def rounds(self, free: cutlass.Int32, ctas: cutlass.Int32) -> cutlass.Int32:
         """P."""
@@ -164,26 +172,16 @@ class ChunkRounds(ChunkFused):
         return cuts.common + cuts.rounds * cute.arch.grid_dim()[0]
 
     def work(self, cuts: Rounds, number: cutlass.Int32) -> PartTile:
-        """Order: the whole works of all CTAs; then a CTA's last whole one, or its first parts."""
-        cta, ctas = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
-        late = number - cuts.common
-        # late - cta is a multiple of S, of few: exact behind rounding, and not a division.
-        turn = cutlass.Int32(cutlass.Float32(late - cta) * cuts.per_cta + 0.5)
-        slot = cta - cuts.left + (ctas - cuts.left) * turn
-        carries = (late >= 0) & (cta >= cuts.left) & (slot < ctas)
-        whole = (late < 0) | ((cta < cuts.left) & (late < ctas))
-        index = cutlass.select_(carries, cuts.common + cuts.left + slot, number)
-        index = cutlass.select_(carries | whole, index, cutlass.Int32(0))
-        start, stop, cut = _bounds(cuts, index // self.value_heads)
-        stop = cutlass.select_(carries, cut, stop)
-        return _tile(self.value_heads, index, (start, stop), slot, carries | whole, carries)
+        return part_tile(cuts, self.value_heads, number)
 
 
 @dataclass(frozen=True)
 class ChunkRests(ChunkRounds):
     """The second launch: the fused kernel over rests."""
 
-    def states(self, initial: cute.Tensor | None, carried: cute.Tensor, final: cute.Tensor | None) -> Any:
+    def states(
+        self, cuts: Rounds, initial: cute.Tensor | None, carried: cute.Tensor, final: cute.Tensor | None
+    ) -> Any:
         return RestStates(carried, final)
 
     def works(self, cuts: Rounds) -> cutlass.Int32:
@@ -195,7 +193,24 @@ class ChunkRests(ChunkRounds):
         index = cuts.common + cuts.left + number
         _, stop, cut = _bounds(cuts, index // self.value_heads)
         exists, carries = cutlass.Boolean(True), cutlass.Boolean(False)
-        return _tile(self.value_heads, index, (cut, stop), number, exists, carries)
+        return _tile(self.value_heads, (number, index), (cut, stop), number, (exists, carries))
+
+
+def part_tile(cuts: Rounds, value_heads: int, number: cutlass.Int32) -> PartTile:
+    """The whole work or first part number `number`; a CTA has every S-th. Order: the whole works of all CTAs;
+    then a CTA's last whole one, or its first parts."""
+    cta, ctas = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+    late = number - cuts.common
+    # late - cta is a multiple of S, of few: exact behind rounding, and not a division.
+    turn = cutlass.Int32(cutlass.Float32(late - cta) * cuts.per_cta + 0.5)
+    slot = cta - cuts.left + (ctas - cuts.left) * turn
+    carries = (late >= 0) & (cta >= cuts.left) & (slot < ctas)
+    whole = (late < 0) | ((cta < cuts.left) & (late < ctas))
+    index = cutlass.select_(carries, cuts.common + cuts.left + slot, number)
+    index = cutlass.select_(carries | whole, index, cutlass.Int32(0))
+    start, stop, cut = _bounds(cuts, index // value_heads)
+    stop = cutlass.select_(carries, cut, stop)
+    return _tile(value_heads, (number, index), (start, stop), slot, (carries | whole, carries))
 
 
 def _bounds(cuts: Rounds, sequence: cutlass.Int32) -> tuple[cutlass.Int32, cutlass.Int32, cutlass.Int32]:
@@ -206,13 +221,13 @@ def _bounds(cuts: Rounds, sequence: cutlass.Int32) -> tuple[cutlass.Int32, cutla
 
 def _tile(
     value_heads: int,
-    index: cutlass.Int32,
+    numbers: tuple[cutlass.Int32, cutlass.Int32],
     tokens: tuple[cutlass.Int32, cutlass.Int32],
     slot: cutlass.Int32,
-    exists: cutlass.Boolean,
-    carries: cutlass.Boolean,
+    flags: tuple[cutlass.Boolean, cutlass.Boolean],
 ) -> PartTile:
-    start, stop = tokens
+    """`numbers`: among those of the launch, and of the work; `flags`: `exists` and `carries`."""
+    (number, index), (start, stop), (exists, carries) = numbers, tokens, flags
     chunks = cutlass.select_(exists, (stop - start + CHUNK - 1) // CHUNK, cutlass.Int32(0))
     return PartTile(
         index // value_heads,
@@ -220,6 +235,7 @@ def _tile(
         start,
         stop,
         chunks,
+        number=number,
         slot=slot,
         exists=exists,
         carries=carries,
