@@ -74,11 +74,13 @@ def _cut(chunks: int, works: int, sms: int) -> int:
 def _split_us(segments: int, length: int, sequences: int, value_heads: int, sms: int) -> float:
     """The table, B and M of all segments but a sequence's last, the scan, the segments."""
     rows = max(1, segments - sequences)  # of B; a sequence's first segment has no M
-    chunk = 2.08 if rows > sequences else 1.55  # of B and M, or of B alone
+    chunk = 2.08 if rows > sequences else 1.46  # of B and M, or of B alone
     transfer = 6 + chunk * length * _ceil(rows * value_heads, sms)
     steps = max(0, _ceil(segments, sequences) - 2)
     scan = 2.5 + 1.23 * steps * max(1.0, sequences * value_heads / 8.2)
-    return 2.6 + transfer + scan + LAUNCH_US + _ceil(segments * value_heads, sms) * _work_us(length)
+    # Their chunks take a little longer than those of whole sequences.
+    last = LAUNCH_US + _ceil(segments * value_heads, sms) * (WORK_US + 1.7 * length)
+    return 2.6 + transfer + scan + last
 
 
 def _work_us(chunks: int) -> float:
