@@ -50,7 +50,7 @@ def plans(tokens: int, sequences: int, value_heads: int, sms: int) -> Iterator[P
         us = 2 * LAUNCH_US + CUT_US + (rounds - 1) * _work_us(chunks) + _work_us(chunks - cut)
         yield PrefillPlan(FUSED, None, us, cut * CHUNK)
     # Two CTAs a state and two CTAs an SM; the other kernels are bound by memory.
-    yield PrefillPlan(FOUR, None, 12.9 + 1.3 * rounds * chunks + 6.03e-4 * tokens * value_heads)
+    yield PrefillPlan(FOUR, None, 13.5 + 1.28 * rounds * chunks + 4.4e-4 * tokens * value_heads)
     for count in range(2, chunks + 1):
         length = _ceil(chunks, count)
         length = length if length <= 16 else COARSE * _ceil(length, COARSE)
