@@ -6,7 +6,8 @@
     python scripts/benchmarks/bench_pool_rewrite.py --groups fp32 --batches 64 --seconds 5 --out FILE
 
 All subjects of a call are timed in turn, in the same rounds and on the same buffers: `cute` with its default
-plan and with the `PLANS` below, FlashInfer, and rewrites that compute nothing. `linear` rewrites the pool
+plan and with `plans_of` the call, FlashInfer, and rewrites that compute nothing. `slots in order` is a kernel
+in the same call where sequence y has slot y. `linear` rewrites the pool
 from its first byte to its last and knows no slots (gdnbench_kernels.memory_ceiling). `pool T x V` rewrites
 the slots that the call names (gdn_decode/pool_rewrite.py): T threads of V vectors of 16 bytes; `fixed` takes
 slot y for sequence y instead of the call's, so that no load waits for another one; `ordered` loads
@@ -21,6 +22,7 @@ import argparse
 import json
 import statistics
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -38,7 +40,7 @@ from gdnbench.poison import same_bits
 from gdnbench.replay.execute import device_of
 from gdnbench.replay.kernels import LoadedKernel, load
 from gdnbench.timing import ceiling
-from gdnbench.timing.bench import Bench
+from gdnbench.timing.bench import Bench, preparation
 from gdnbench.timing.comparison import DisturbedError, compare
 from gdnbench.timing.conditions import UnknownWatch
 from gdnbench.timing.rotation import RotationOptions
@@ -46,7 +48,15 @@ from gdnbench.timing.statistics import Rule
 from gdnbench.timing.types import Cache, Form, Mode
 from gdnbench_kernels.compiling import program
 from gdnbench_kernels.contract import Call, Launch
-from gdnbench_kernels.gdn_decode.decode_plan import LARGE, LARGE_BF16, SMALL, DecodePlan
+from gdnbench_kernels.gdn_decode.decode_plan import (
+    LARGE,
+    LARGE_BF16,
+    MIDDLE,
+    MIDDLE_BF16,
+    STARTS,
+    DecodePlan,
+)
+from gdnbench_kernels.plan import WARP
 from gdnbench_kernels.source import Source
 from scripts.benchmarks.bench_gdn_decode import COMPILED, PEER, Shape, chosen, left_by, with_plan
 from scripts.benchmarks.bench_gdn_decode import parser as decode_parser
@@ -56,30 +66,29 @@ SETS = 128
 KEY = 0x5A5A5A5A
 REWRITES = (
     (256, 1, True, True),
-    (256, 1, True, False),
     (256, 1, False, True),
-    (256, 1, False, False),
-    (128, 2, True, True),
-    (32, 8, True, True),
-    (64, 8, True, True),
 )
-"""threads, vectors, lookup, pdl. 32 x 8 is what a CTA of `SMALL` moves, without its arithmetic."""
-ORDERED = ((256, 1), (32, 8))
+"""threads, vectors, lookup, pdl."""
+ORDERED = ((256, 1),)
 """threads, vectors of rewrites that load their slots, which are in order."""
-PLANS: Mapping[str, Sequence[DecodePlan]] = {
-    "float32": (
-        LARGE,
-        SMALL,
-        replace(SMALL, spread=True),
-    ),
-    "bfloat16": (
-        replace(LARGE_BF16, transport="bulk"),
-        replace(LARGE_BF16, spread=True, transport="registers", passes=1),
-        replace(LARGE_BF16, rows=2, passes=4),
-        replace(LARGE_BF16, rows=2, passes=8),
-    ),
-}
-"""By dtype of the state: plans beside the default one."""
+AHEAD = (8, 16)
+
+
+def plans_of(shape: Shape) -> Iterator[DecodePlan]:
+    """Plans beside the default one: such that process sequences in the order of their slots, or touch slots
+    ahead."""
+    ranked = 1 << max(0, -(-shape.batch // WARP) - 1).bit_length()
+    wide = shape.state_dtype == "float32"
+    long = LARGE if wide else LARGE_BF16
+    for plan in (long, replace(long, transport="bulk"), replace(long, passes=4)):
+        yield replace(plan, ranked=ranked)
+    yield from (replace(long, ahead=ahead) for ahead in AHEAD)
+    if wide:
+        yield replace(MIDDLE, ranked=ranked)
+        yield replace(STARTS, rows=2, warps=2, transport="bulk_in", ctas_per_sm=16, ranked=ranked)
+    else:
+        yield replace(MIDDLE_BF16, ranked=ranked)
+        yield replace(long, rows=2, passes=4, ranked=ranked)
 
 
 def rewrite_pool(
@@ -125,6 +134,20 @@ def rewrite_ordered(
     return rewrite_pool(dtype, threads, vectors, True, True, state=state, state_indices=order)
 
 
+def in_order(name: str) -> LoadedKernel:
+    """A kernel of the operation in a call whose slots are in order: sequence y has slot y."""
+    op = operation(Shape.op)
+    found = preparation(load(name, op), op)
+    assert found is not None, f"{name} has no prepare"
+
+    def prepare(*, state_indices: Tensor, **given: Any) -> Launch:
+        count, device = len(state_indices), state_indices.device
+        order = torch.arange(count, dtype=torch.int32, device=device).view_as(state_indices)
+        return found(state_indices=order, **given)
+
+    return subject_of(f"{name}, slots in order", prepare)
+
+
 def subject_of(name: str, prepare: Any) -> LoadedKernel:
     """A rewrite in the place of a kernel, with the conventions of the compiled one."""
     entry = operation(Shape.op).kernels[COMPILED]
@@ -149,8 +172,8 @@ def rewrites(shape: Shape) -> Iterator[LoadedKernel]:
 def kernels_of(shape: Shape) -> tuple[list[LoadedKernel], list[LoadedKernel]]:
     """(plans, the default one first; others, which are not held to its bits)."""
     op = operation(shape.op)
-    plans = [load(COMPILED, op), *(with_plan(plan) for plan in PLANS[shape.state_dtype])]
-    return plans, [load(PEER, op), *rewrites(shape)]
+    plans = [load(COMPILED, op), *(with_plan(plan) for plan in plans_of(shape))]
+    return plans, [load(PEER, op), in_order(COMPILED), in_order(PEER), *rewrites(shape)]
 
 
 def measured(shape: Shape, on: str, seconds: float, precision: float) -> dict[str, Any]:
@@ -221,8 +244,10 @@ def main() -> Exit:
     kept = []
     try:
         for shape in (shape for shapes in chosen(options).values() for shape in shapes):
+            begin = time.monotonic()
             kept.append(measured(shape, "cuda", given.seconds, given.precision))
-            print(f"{shape.where}: {named_device()}", *lines(kept[-1]), sep="\n", flush=True)
+            took = time.monotonic() - begin
+            print(f"{shape.where}: {named_device()}, {took:.1f} s", *lines(kept[-1]), sep="\n", flush=True)
             if given.out:
                 given.out.write_text(
                     json.dumps({"device": named_device(), "calls": kept}) + "\n", encoding="utf-8"

@@ -32,6 +32,7 @@ ADVICE: tuple[str, ...] = get_args(Advice)
 ROWS = (2, 4, 8)
 WARPS = (1, 2, 4, 8)
 PASSES = (1, 2, 4, 8)
+RANKED = (0, 1, 2, 4, 8, 16, 32)
 
 SMEM_STEP = 128
 """Granularity of a CTA's shared memory in bytes."""
@@ -45,7 +46,10 @@ class DecodePlan:
     programmatic dependent launch: the kernel may start before the previous one has ended, waits for its end
     before it reads or writes, and lets the next kernel of the stream do the same. passes: per CTA, one after
     another. resident: the most CTAs per SM, limited by reserving shared memory; 0 for no limit. spread: the
-    rows of a group are GROUPS apart, so a load of a warp reads adjacent rows."""
+    rows of a group are GROUPS apart, so a load of a warp reads adjacent rows. ranked: CTAs process sequences in
+    the order of their slots; every warp finds its sequence itself, and each of its lanes holds `ranked` slots,
+    so a call has at most WARP x `ranked` sequences; 0: in the order of the call. ahead: a CTA of a head's first
+    rows touches the slot of the sequence so many places later, so that its address is translated early; 0: no."""
 
     rows: int = 4
     warps: int = 4
@@ -57,6 +61,8 @@ class DecodePlan:
     passes: int = 1
     resident: int = 0
     spread: bool = False
+    ranked: int = 0
+    ahead: int = 0
 
     def __post_init__(self) -> None:
         for name, value, taken in (
@@ -66,6 +72,7 @@ class DecodePlan:
             ("load", self.load, ADVICE),
             ("store", self.store, ADVICE),
             ("passes", self.passes, PASSES),
+            ("ranked", self.ranked, RANKED),
         ):
             if value not in taken:
                 raise ValueError(f"{name} is {' or '.join(map(str, taken))}, not {value!r}")
@@ -74,7 +81,13 @@ class DecodePlan:
                 f"{self.passes} x {self.warps} warps of {self.warp_rows} rows are {self.cta_rows};"
                 f" a state has {HEAD_DIM}"
             )
-        for name, count in (("ctas_per_sm", self.ctas_per_sm), ("resident", self.resident)):
+        if self.ranked and self.ahead:
+            raise ValueError("ahead counts places of the call, and ranked leaves that order; take one of them")
+        for name, count in (
+            ("ctas_per_sm", self.ctas_per_sm),
+            ("resident", self.resident),
+            ("ahead", self.ahead),
+        ):
             if count < 0:
                 raise ValueError(f"{name} is {count}; it is a count, or 0 for no limit")
 
@@ -150,6 +163,8 @@ class DecodePlan:
             "passes": self.passes,
             "resident": self.resident,
             "spread": self.spread,
+            "ranked": self.ranked,
+            "ahead": self.ahead,
         }
 
 

@@ -62,7 +62,9 @@ from gdnbench_kernels.gdn_decode.decode_plan import (
 )
 from gdnbench_kernels.gdn_decode.kernel_values import Factors, Gates, KernelParams, Token, WorkTile
 from gdnbench_kernels.gdn_decode.sizes import HEAD_DIM
+from gdnbench_kernels.gdn_decode.slot_order import sequence_at
 from gdnbench_kernels.plan import BARRIER_BYTES, WARP
+from gdnbench_kernels.state_slots import PADDING
 
 I32, I64, F32 = cutlass.Int32, cutlass.Int64, cutlass.Float32
 
@@ -167,10 +169,14 @@ class StateUpdate:
             # Wait before launch_dependents: the next kernel must find all work before this kernel done.
             cute.arch.griddepcontrol_wait()
             cute.arch.griddepcontrol_launch_dependents()
+        if cutlass.const_expr(self.plan.ranked > 0):
+            work = replace(work, sequence=self.sequence_of(work, params.state_indices))
         slots, read = self.slots(work, params)
         self.load_qkv_async(work, params)
         given = self.load_gates(work, params)
         loaded = self.load_state(work, self.order_after_gates(read, given), params.state)
+        if cutlass.const_expr(self.plan.ahead > 0):
+            self.touch_ahead(work, params)
         gates = self.tap_gates(work, self.gates(given, params.beta_max), params.taps)
         # mbarrier_wait spins in a loop. ptxas would hoist a single wait instruction above the state loads.
         cute.arch.mbarrier_wait(work.qkv_barrier, 0)
@@ -360,6 +366,25 @@ class StateUpdate:
         last = ptx.load_index(address(params.num_accepted, (work.sequence,), 4)) - 1
         last = cutlass.max(cutlass.min(last, I32(self.tokens - 1)), I32(0))
         return own, self.broadcast(own, last)
+
+    def sequence_of(self, work: WorkTile, state_indices: cute.Tensor) -> Any:
+        """The sequence whose first token's slot is number `work.sequence` of all of them in ascending order."""
+        sequences = [I32(place * WARP) + work.lane for place in range(self.plan.ranked)]
+        past = cute.arch.grid_dim()[1] - 1
+        keys = [
+            ptx.load_index_if(past - one, address(state_indices, (one,), 4), PADDING) for one in sequences
+        ]
+        return sequence_at(work.sequence, keys)
+
+    @cute.jit
+    def touch_ahead(self, work: WorkTile, params: KernelParams) -> None:
+        """Prefetch the first line of a head that a CTA `ahead` places later will load."""
+        if work.first_row == 0 and work.lane == 0:
+            last = cute.arch.grid_dim()[1] - 1
+            later = cutlass.min(work.sequence + self.plan.ahead, last)
+            slot = ptx.load_index(address(params.state_indices, (later,), 4))
+            if slot >= 0:
+                ptx.prefetch_l2(self.row_address(work, slot, 0, params.state))
 
     @cute.jit
     def init_barriers(self, work: WorkTile) -> None:

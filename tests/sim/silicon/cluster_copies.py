@@ -110,10 +110,13 @@ BULK = (
 )
 
 
-def bulk_copies(ctas: int, to: str = "next") -> MicroKernel:
-    """cp.async.bulk from a CTA's shared memory to the next one's, or to its own."""
+def bulk_copies(ctas: int, to: str = "next", directives: str = "") -> MicroKernel:
+    """cp.async.bulk from a CTA's shared memory to the next one's, or to its own: `to` is the special register
+    of its rank, or `window`, where addresses of shared::cta are given as ones of shared::cluster."""
     asked = Questions(128)
-    if to != "next":
+    if to == "window":
+        asked.add("mov.u32 %far, %buf;\nmov.u32 %there, %bar;")
+    elif to != "next":
         asked.add(
             f"mapa.shared::cluster.u32 %far, %buf, %{to};\nmapa.shared::cluster.u32 %there, %bar, %{to};"
         )
@@ -139,8 +142,8 @@ add.u32 %r13, %far, {target};
         asked.store(f"{size} bytes from {source} to {target} have arrived", "%r23")
         words_there(asked, f"{size} bytes from {source} to {target}", 8)
         asked.add(SYNC)
-    name = f"bulk_copies{'' if to == 'next' else f'_to_{to}'}_of_{ctas}"
-    return asked.kernel(name, ctas, x=random_u32(513, ctas * 128))
+    name = f"bulk_copies{'' if to == 'next' else f'_to_{to}'}_of_{ctas}{'_explicit' if directives else ''}"
+    return asked.kernel(name, ctas, x=random_u32(513, ctas * 128), directives=directives)
 
 
 BULK_REDUCTIONS = (
@@ -331,3 +334,10 @@ KERNELS: tuple[Callable[[], MicroKernel], ...] = (
 TO_ITSELF: tuple[Callable[[], MicroKernel], ...] = tuple(
     partial(bulk_copies, ctas, "rank") for ctas in (1, 2)
 )
+CLUSTER_OF_ONE: tuple[Callable[[], MicroKernel], ...] = (
+    partial(bulk_copies, 1, "rank", ".reqnctapercluster 1"),
+    partial(bulk_copies, 1, "window"),
+    partial(bulk_copies, 1, "window", ".reqnctapercluster 1"),
+    partial(bulk_copies, 2, "window"),
+)
+"""Which part of a launch without clusters does an H200 refuse: the launch, or the address of `mapa`?"""

@@ -57,6 +57,7 @@ UNRECORDED = {
     "cluster_steps": cluster_barriers.STEPS,
     "cluster_atomics": cluster_memory.ATOMIC,
     "cluster_self": cluster_copies.TO_ITSELF,
+    "bulk_space": cluster_copies.CLUSTER_OF_ONE,
     "compiled": compiled.KERNELS,
     "ptxas": cluster_memory.OF_PTXAS,
 }
