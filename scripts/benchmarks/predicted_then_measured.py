@@ -5,13 +5,14 @@
     python scripts/benchmarks/predicted_then_measured.py --predict FILE              here, on the simulator
     python scripts/benchmarks/predicted_then_measured.py --predict FILE --memory-rate 2879 [--calls first]
     python scripts/benchmarks/predicted_then_measured.py --measure FILE              on a CUDA GPU
-    python scripts/benchmarks/predicted_then_measured.py --measure FILE --skip MEASURED   the calls not in MEASURED
+    python scripts/benchmarks/predicted_then_measured.py --measure FILE --skip MEASURED
     python scripts/benchmarks/predicted_then_measured.py --compare PREDICTED MEASURED
 
 `SETS` are shapes of which results/ had no time when they were predicted. `--predict` writes the model's times
 of an H200 for them, and that file is committed before anything is measured. `--memory-rate` replaces the
 one parameter of that name, in GB/s: the rest of an H100 is an H200. `--measure` times the same calls as
 results/ were measured: cold, many launches in one CUDA graph, the median of its rounds; outputs are judged.
+With `--skip` calls that another measured file has are left out.
 `--compare` prints both.
 
 Pairs are kernels of one call whose measured times differ by more than 10 %. Exit status: 0 the limits of

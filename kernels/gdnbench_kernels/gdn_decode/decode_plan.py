@@ -82,7 +82,9 @@ class DecodePlan:
                 f" a state has {HEAD_DIM}"
             )
         if self.ranked and self.ahead:
-            raise ValueError("ahead counts places of the call, and ranked leaves that order; take one of them")
+            raise ValueError(
+                "ahead counts places of the call, and ranked leaves that order; take one of them"
+            )
         for name, count in (
             ("ctas_per_sm", self.ctas_per_sm),
             ("resident", self.resident),
