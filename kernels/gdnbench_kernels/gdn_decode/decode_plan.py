@@ -46,10 +46,11 @@ class DecodePlan:
     programmatic dependent launch: the kernel may start before the previous one has ended, waits for its end
     before it reads or writes, and lets the next kernel of the stream do the same. passes: per CTA, one after
     another. resident: the most CTAs per SM, limited by reserving shared memory; 0 for no limit. spread: the
-    rows of a group are GROUPS apart, so a load of a warp reads adjacent rows. ranked: CTAs process sequences in
-    the order of their slots; every warp finds its sequence itself, and each of its lanes holds `ranked` slots,
-    so a call has at most WARP x `ranked` sequences; 0: in the order of the call. ahead: a CTA of a head's first
-    rows touches the slot of the sequence so many places later, so that its address is translated early; 0: no."""
+    rows of a group are GROUPS apart, so a load of a warp reads adjacent rows. ranked: CTAs process sequences
+    in the order of their slots. Every warp finds its sequence itself; each of its lanes holds `ranked` slots,
+    so a call has at most WARP x `ranked` sequences. 0: the order of the call. ahead: a CTA of a head's first
+    rows prefetches a line of the sequence so many places later, so that its address is translated early; 0:
+    no."""
 
     rows: int = 4
     warps: int = 4

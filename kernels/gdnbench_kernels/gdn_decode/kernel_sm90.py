@@ -368,7 +368,7 @@ class StateUpdate:
         return own, self.broadcast(own, last)
 
     def sequence_of(self, work: WorkTile, state_indices: cute.Tensor) -> Any:
-        """The sequence whose first token's slot is number `work.sequence` of all of them in ascending order."""
+        """The sequence whose first token's slot is number `work.sequence` of all in ascending order."""
         sequences = [I32(place * WARP) + work.lane for place in range(self.plan.ranked)]
         past = cute.arch.grid_dim()[1] - 1
         keys = [

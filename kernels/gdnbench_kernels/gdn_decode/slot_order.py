@@ -1,9 +1,9 @@
 """Finds the sequence that has the n-th smallest slot, in one warp. CuTe DSL, sm_90 and later.
 
-Each lane holds `len(keys)` slots: key i of lane t is that of sequence 32 i + t, and negative where there is no
-such sequence or where it is padding. In the order, negative keys come last, and equal keys in the order of the
-sequences. The n-th smallest slot is found bit by bit, from the highest bit of the largest one: a bit is set if
-at most n keys are below the number with it.
+Each lane holds `len(keys)` slots: key i of lane t is that of sequence 32 i + t, and negative where there is
+no such sequence or where it is padding. In the order, negative keys come last, and equal keys in the order of
+the sequences. The n-th smallest slot is found bit by bit, from the highest bit of the largest one: a bit is
+set if at most n keys are below the number with it.
 """  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def count_below(keys: list[Any], bound: Any) -> Any:
 
 
 def sequence_with(keys: list[Any], key: Any, number: Any) -> Any:
-    """The sequence that is number `number` (from 0) of those with that key. `before` counts the ones of earlier
-    places, `mine` with those of lower lanes."""
+    """The sequence that is number `number` (from 0) of those with that key. `before` counts those of earlier
+    places, `mine` also those of lower lanes."""
     looked = "".join(
         f" setp.eq.u32 p, {{$r{place + 3}}}, {{$r0}}; vote.sync.ballot.b32 same, p, {ALL};"
         " and.b32 mine, same, lower; popc.b32 mine, mine; add.s32 mine, mine, before;"
