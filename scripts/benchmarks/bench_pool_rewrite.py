@@ -26,6 +26,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -139,11 +140,12 @@ def in_order(name: str) -> LoadedKernel:
     op = operation(Shape.op)
     found = preparation(load(name, op), op)
     assert found is not None, f"{name} has no prepare"
+    taken = signature(found).parameters
 
     def prepare(*, state_indices: Tensor, **given: Any) -> Launch:
         count, device = len(state_indices), state_indices.device
         order = torch.arange(count, dtype=torch.int32, device=device).view_as(state_indices)
-        return found(state_indices=order, **given)
+        return found(state_indices=order, **{one: given[one] for one in given if one in taken})
 
     return subject_of(f"{name}, slots in order", prepare)
 

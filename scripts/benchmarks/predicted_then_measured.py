@@ -194,7 +194,8 @@ def measured_decode(
 
     for op in (GDN.op, KDA.op):
         shapes = [shape for shape in calls if not isinstance(shape, SWA) and shape.op == op]
-        bench_gdn_decode.timed(shapes, [bench_gdn_decode.COMPILED], "cuda", options, found)
+        if shapes:
+            bench_gdn_decode.timed(shapes, [bench_gdn_decode.COMPILED], "cuda", options, found)
 
 
 def measured_windows(calls: Sequence[Shape], tell: Callable[[str, str, Measured], None]) -> None:
