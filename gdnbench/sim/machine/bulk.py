@@ -139,6 +139,17 @@ def _spaces(ins: Instruction) -> tuple[str, str]:
     return named[0], named[1]
 
 
+def _check_clustered(cta: Cta, ins: Instruction) -> None:
+    """Raises KernelFault unless the launch has clusters, be it of one CTA: in no other launch does an H200
+    execute copies from shared memory to shared::cluster, also to the own CTA (docs/clusters.md)."""
+    if cta.cluster is None and cta.launch.kernel.cluster is None:
+        raise KernelFault(
+            FaultKind.TRAP,
+            f"{ins.op} from shared memory to shared::cluster in a launch without clusters is an illegal"
+            " instruction (CUDA error 715); launch clusters, or declare .reqnctapercluster 1",
+        )
+
+
 def _copy(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
@@ -148,6 +159,8 @@ def _copy(
     reducing = ins.form.reduces
     refuse_unknown(ins, _KNOWN | OPERATIONS | {"noftz"} if reducing else _KNOWN)
     target_space, source_space = _spaces(ins)
+    if target_space == "shared::cluster" and source_space in SHARED_SPACES and not reducing:
+        _check_clustered(cta, ins)
     multicast = ins.has("multicast::cluster")
     count = 3 if ins.has("bulk_group") else 4 + multicast
     arguments = [scalar_operand(argument) for argument in sources[:count]]
