@@ -54,7 +54,6 @@ from gdnbench_kernels.gdn_decode.decode_plan import (
     LARGE_BF16,
     MIDDLE,
     MIDDLE_BF16,
-    STARTS,
     DecodePlan,
 )
 from gdnbench_kernels.plan import WARP
@@ -72,24 +71,44 @@ REWRITES = (
 """threads, vectors, lookup, pdl."""
 ORDERED = ((256, 1),)
 """threads, vectors of rewrites that load their slots, which are in order."""
-AHEAD = (8, 16)
+SMS = 132
+"""Of an H200, for `started`."""
 
 
 def plans_of(shape: Shape) -> Iterator[DecodePlan]:
-    """Plans beside the default one: such that process sequences in the order of their slots, or touch slots
-    ahead."""
+    """Plans beside the default one, most of which process sequences in the order of their slots."""
     ranked = 1 << max(0, -(-shape.batch // WARP) - 1).bit_length()
-    wide = shape.state_dtype == "float32"
-    long = LARGE if wide else LARGE_BF16
-    for plan in (long, replace(long, transport="bulk"), replace(long, passes=4)):
-        yield replace(plan, ranked=ranked)
-    yield from (replace(long, ahead=ahead) for ahead in AHEAD)
-    if wide:
+    small = shape.batch < 64
+    if shape.state_dtype == "float32":
+        yield replace(MIDDLE, ranked=ranked, started=4 * SMS)
+        if small:
+            yield replace(MIDDLE, warps=4, passes=2)
+            yield replace(MIDDLE, warps=4, passes=4, resident=3)
+            yield replace(MIDDLE, warps=4, passes=2, transport="bulk")
+            yield replace(MIDDLE, resident=6)
+            return
         yield replace(MIDDLE, ranked=ranked)
-        yield replace(STARTS, rows=2, warps=2, transport="bulk_in", ctas_per_sm=16, ranked=ranked)
-    else:
-        yield replace(MIDDLE_BF16, ranked=ranked)
-        yield replace(long, rows=2, passes=4, ranked=ranked)
+        yield MIDDLE
+        yield replace(MIDDLE, ranked=ranked, resident=5, started=5 * SMS)
+        yield replace(MIDDLE, ranked=ranked, started=4 * SMS, transport="bulk")
+        yield replace(LARGE, ranked=ranked, started=21 * SMS)
+        yield replace(LARGE, ranked=ranked, started=10 * SMS)
+        yield replace(MIDDLE, warps=4, passes=2, ranked=ranked, started=4 * SMS)
+        return
+    yield replace(MIDDLE_BF16, ranked=ranked, started=4 * SMS)
+    if small:
+        yield replace(MIDDLE_BF16, warps=8, passes=1)
+        yield replace(MIDDLE_BF16, rows=2, warps=8, passes=2)
+        yield replace(MIDDLE_BF16, rows=2, warps=4, passes=4)
+        yield replace(MIDDLE_BF16, transport="bulk_in")
+        return
+    yield replace(LARGE_BF16, ranked=ranked, started=17 * SMS)
+    yield replace(LARGE_BF16, ranked=ranked, started=8 * SMS)
+    yield replace(LARGE_BF16, ranked=ranked)
+    yield replace(LARGE_BF16, ranked=ranked, started=17 * SMS, transport="bulk")
+    yield replace(LARGE_BF16, ranked=ranked, started=12 * SMS, passes=4)
+    yield replace(MIDDLE_BF16, ranked=ranked, started=4 * SMS, transport="bulk_in")
+    yield replace(LARGE_BF16, ranked=ranked, started=9 * SMS, warps=2)
 
 
 def rewrite_pool(
@@ -171,14 +190,17 @@ def rewrites(shape: Shape) -> Iterator[LoadedKernel]:
         yield subject_of(name, partial(rewrite_pool, shape.state_dtype, threads, vectors, lookup, pdl))
 
 
-def kernels_of(shape: Shape) -> tuple[list[LoadedKernel], list[LoadedKernel]]:
+def kernels_of(shape: Shape, limits: bool) -> tuple[list[LoadedKernel], list[LoadedKernel]]:
     """(plans, the default one first; others, which are not held to its bits)."""
     op = operation(shape.op)
     plans = [load(COMPILED, op), *(with_plan(plan) for plan in plans_of(shape))]
-    return plans, [load(PEER, op), in_order(COMPILED), in_order(PEER), *rewrites(shape)]
+    others = [load(PEER, op)]
+    if limits:
+        others += [in_order(COMPILED), in_order(PEER), *rewrites(shape)]
+    return plans, others
 
 
-def measured(shape: Shape, on: str, seconds: float, precision: float) -> dict[str, Any]:
+def measured(shape: Shape, on: str, seconds: float, precision: float, limits: bool) -> dict[str, Any]:
     """Microseconds of each subject: median and quartiles over its rounds."""
     device, op = device_of(on), operation(shape.op)
     made = shape.call()
@@ -188,7 +210,7 @@ def measured(shape: Shape, on: str, seconds: float, precision: float) -> dict[st
         {**op.default_conventions, **made.conventions},
     )
     bench = Bench(call, op, device, Mode(Cache.COLD, Form.GRAPH), RotationOptions(most_sets=SETS), "events")
-    plans, others = kernels_of(shape)
+    plans, others = kernels_of(shape, limits)
     expected = left_by(plans[0], call)
     subjects, wrong = [], dict[str, str]()
     for kernel in (*plans, *others):
@@ -240,6 +262,12 @@ def main() -> Exit:
     parser.add_argument("--groups", default="fp32,bf16")
     parser.add_argument("--batches", default="16,64,256")
     parser.add_argument("--seconds", type=float, default=12.0, help="of a call, at most")
+    parser.add_argument(
+        "--no-limits",
+        dest="limits",
+        action="store_false",
+        help="leave out rewrites and kernels whose slots are in order",
+    )
     parser.add_argument("--precision", type=float, default=0.002)
     given = parser.parse_args()
     options = decode_parser().parse_args(["--groups", given.groups, "--batches", given.batches])
@@ -247,7 +275,7 @@ def main() -> Exit:
     try:
         for shape in (shape for shapes in chosen(options).values() for shape in shapes):
             begin = time.monotonic()
-            kept.append(measured(shape, "cuda", given.seconds, given.precision))
+            kept.append(measured(shape, "cuda", given.seconds, given.precision, given.limits))
             took = time.monotonic() - begin
             print(f"{shape.where}: {named_device()}, {took:.1f} s", *lines(kept[-1]), sep="\n", flush=True)
             if given.out:

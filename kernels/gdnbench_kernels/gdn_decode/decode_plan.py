@@ -48,9 +48,9 @@ class DecodePlan:
     another. resident: the most CTAs per SM, limited by reserving shared memory; 0 for no limit. spread: the
     rows of a group are GROUPS apart, so a load of a warp reads adjacent rows. ranked: CTAs process sequences
     in the order of their slots. Every warp finds its sequence itself; each of its lanes holds `ranked` slots,
-    so a call has at most WARP x `ranked` sequences. 0: the order of the call. ahead: a CTA of a head's first
-    rows prefetches a line of the sequence so many places later, so that its address is translated early; 0:
-    no."""
+    so a call has at most WARP x `ranked` sequences beside the first ones. 0: the order of the call. started:
+    with `ranked`, how many CTAs are taken to start at once. The sequences of these are not ranked: they are
+    the first of the call, and memory does not idle while their CTAs compare slots."""
 
     rows: int = 4
     warps: int = 4
@@ -63,7 +63,7 @@ class DecodePlan:
     resident: int = 0
     spread: bool = False
     ranked: int = 0
-    ahead: int = 0
+    started: int = 0
 
     def __post_init__(self) -> None:
         for name, value, taken in (
@@ -82,14 +82,12 @@ class DecodePlan:
                 f"{self.passes} x {self.warps} warps of {self.warp_rows} rows are {self.cta_rows};"
                 f" a state has {HEAD_DIM}"
             )
-        if self.ranked and self.ahead:
-            raise ValueError(
-                "ahead counts places of the call, and ranked leaves that order; take one of them"
-            )
+        if self.started and not self.ranked:
+            raise ValueError(f"started is {self.started} without ranked; only ranked plans have a first part")
         for name, count in (
             ("ctas_per_sm", self.ctas_per_sm),
             ("resident", self.resident),
-            ("ahead", self.ahead),
+            ("started", self.started),
         ):
             if count < 0:
                 raise ValueError(f"{name} is {count}; it is a count, or 0 for no limit")
@@ -167,7 +165,7 @@ class DecodePlan:
             "resident": self.resident,
             "spread": self.spread,
             "ranked": self.ranked,
-            "ahead": self.ahead,
+            "started": self.started,
         }
 
 

@@ -170,13 +170,11 @@ class StateUpdate:
             cute.arch.griddepcontrol_wait()
             cute.arch.griddepcontrol_launch_dependents()
         if cutlass.const_expr(self.plan.ranked > 0):
-            work = replace(work, sequence=self.sequence_of(work, params.state_indices))
+            work = replace(work, sequence=self.sequence_of(work.sequence, params.state_indices))
         slots, read = self.slots(work, params)
         self.load_qkv_async(work, params)
         given = self.load_gates(work, params)
         loaded = self.load_state(work, self.order_after_gates(read, given), params.state)
-        if cutlass.const_expr(self.plan.ahead > 0):
-            self.touch_ahead(work, params)
         gates = self.tap_gates(work, self.gates(given, params.beta_max), params.taps)
         # mbarrier_wait spins in a loop. ptxas would hoist a single wait instruction above the state loads.
         cute.arch.mbarrier_wait(work.qkv_barrier, 0)
@@ -367,24 +365,21 @@ class StateUpdate:
         last = cutlass.max(cutlass.min(last, I32(self.tokens - 1)), I32(0))
         return own, self.broadcast(own, last)
 
-    def sequence_of(self, work: WorkTile, state_indices: cute.Tensor) -> Any:
-        """The sequence whose first token's slot is number `work.sequence` of all in ascending order."""
-        sequences = [I32(place * WARP) + work.lane for place in range(self.plan.ranked)]
-        past = cute.arch.grid_dim()[1] - 1
-        keys = [
-            ptx.load_index_if(past - one, address(state_indices, (one,), 4), PADDING) for one in sequences
-        ]
-        return sequence_at(work.sequence, keys)
-
     @cute.jit
-    def touch_ahead(self, work: WorkTile, params: KernelParams) -> None:
-        """Prefetch the first line of a head that a CTA `ahead` places later will load."""
-        if work.first_row == 0 and work.lane == 0:
-            last = cute.arch.grid_dim()[1] - 1
-            later = cutlass.min(work.sequence + self.plan.ahead, last)
-            slot = ptx.load_index(address(params.state_indices, (later,), 4))
-            if slot >= 0:
-                ptx.prefetch_l2(self.row_address(work, slot, 0, params.state))
+    def sequence_of(self, place: cutlass.Int32, state_indices: cute.Tensor) -> cutlass.Int32:
+        """The sequence of the CTAs that come at `place`: the first sequences in the order of the call, the
+        others in ascending order of their first token's slot."""
+        ctas, sequences, _ = cute.arch.grid_dim()
+        first = (self.plan.started + ctas - 1) // ctas
+        found = place
+        if place >= first:
+            keys = []
+            for number in cutlass.range_constexpr(self.plan.ranked):
+                own = first + number * WARP + cute.arch.lane_idx()
+                at = address(state_indices, (own,), 4)
+                keys.append(ptx.load_index_if(sequences - 1 - own, at, PADDING))
+            found = first + sequence_at(place - first, keys)
+        return found
 
     @cute.jit
     def init_barriers(self, work: WorkTile) -> None:

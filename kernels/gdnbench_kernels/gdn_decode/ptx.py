@@ -91,11 +91,6 @@ def load_index_if(given: Any, address: Any, other: int) -> Any:
     )
 
 
-def prefetch_l2(address: Any) -> None:
-    """Prefetch a line of global memory into L2; its address is translated for it."""
-    cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[address])
-
-
 def load_float(address: Any, kind: Any) -> Any:
     """An element of f32, bf16 or f16 of global memory."""
     if kind is cutlass.Float32:

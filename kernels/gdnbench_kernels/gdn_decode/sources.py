@@ -132,12 +132,12 @@ def build(
     resident: int,
     spread: bool,
     ranked: int,
-    ahead: int,
+    started: int,
     tap: Tap | None = None,
 ) -> Build:
     """The object to compile and examples of its arguments; the options are those of `source`."""
     plan = DecodePlan(
-        rows, warps, transport, load, store, ctas_per_sm, pdl, passes, resident, spread, ranked, ahead
+        rows, warps, transport, load, store, ctas_per_sm, pdl, passes, resident, spread, ranked, started
     )
     shown = examples(tokens, state_dtype, g_dtype, beta_dtype, bias_dtype, reads, tap)
     if tap is not None:
