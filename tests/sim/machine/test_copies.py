@@ -228,7 +228,7 @@ def test_bulk_faults() -> None:
 
 
 def test_st_async() -> None:
-    data = Data()
+    data = Data(cluster=(1, 1, 1))
     data.issue("mbarrier.init.shared.b64 [%a], %n", a=BAR, n=1)
     data.issue("mbarrier.arrive.expect_tx.shared.b64 _, [%a], %n", a=BAR, n=LANES * 16)
     text = "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.s32 [%s], {%r0, %r1, %r2, %r3}, [%a]"

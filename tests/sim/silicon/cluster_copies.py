@@ -348,4 +348,4 @@ ALONE: tuple[Callable[[], MicroKernel], ...] = (
     partial(async_reductions, 1),
     partial(bulk_reductions, 1, 0),
 )
-"""Which other operations to shared::cluster does a launch without clusters execute?"""
+"""An H200 refuses these too in a launch without clusters."""

@@ -52,15 +52,13 @@ FAMILIES = {
     "cluster_copies": cluster_copies.KERNELS,
     "cluster_steps": cluster_barriers.STEPS,
     "cluster_atomics": cluster_memory.ATOMIC,
+    "cluster_alone": cluster_copies.ALONE,
     "cluster_explicit": cluster_memory.EXPLICIT,
     "cluster_self": cluster_copies.TO_ITSELF,
-    "bulk_space": cluster_copies.CLUSTER_OF_ONE,
+    "cluster_of_one": cluster_copies.CLUSTER_OF_ONE,
     "compiled": compiled.KERNELS,
     "grid_dependency": grid_dependency.KERNELS,
 }
-
-UNRECORDED = {"alone": cluster_copies.ALONE}
-"""No GPU has answered these yet: `scripts/sim_silicon.py --record` takes them, and they then belong above."""
 
 OTHERWISE = {"ptxas": cluster_memory.OF_PTXAS}
 """An H200 answered these otherwise than the PTX ISA says, the simulator as it says: `test_ptxas.py`."""
@@ -68,7 +66,7 @@ OTHERWISE = {"ptxas": cluster_memory.OF_PTXAS}
 
 @cache
 def kernels(family: str) -> dict[str, MicroKernel]:
-    built = [make() for make in (FAMILIES | UNRECORDED | OTHERWISE)[family]]
+    built = [make() for make in (FAMILIES | OTHERWISE)[family]]
     by_name = {kernel.name: kernel for kernel in built}
     assert len(by_name) == len(built), f"two kernels of {family} have one name"
     return by_name
