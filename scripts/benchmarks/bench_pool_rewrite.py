@@ -76,39 +76,26 @@ SMS = 132
 
 
 def plans_of(shape: Shape) -> Iterator[DecodePlan]:
-    """Plans beside the default one, most of which process sequences in the order of their slots."""
-    ranked = 1 << max(0, -(-shape.batch // WARP) - 1).bit_length()
-    small = shape.batch < 64
+    """Plans beside the default one; from 64 sequences on they process these in the order of their slots."""
+    ranked = max(8, 1 << (-(-shape.batch // WARP) - 1).bit_length())
     if shape.state_dtype == "float32":
-        yield replace(MIDDLE, ranked=ranked, started=4 * SMS)
-        if small:
+        if shape.batch < 64:
             yield replace(MIDDLE, warps=4, passes=2)
-            yield replace(MIDDLE, warps=4, passes=4, resident=3)
-            yield replace(MIDDLE, warps=4, passes=2, transport="bulk")
             yield replace(MIDDLE, resident=6)
+            yield replace(MIDDLE, ranked=1, started=4 * SMS)
             return
+        yield replace(MIDDLE, ranked=ranked, started=4 * SMS)
         yield replace(MIDDLE, ranked=ranked)
-        yield MIDDLE
-        yield replace(MIDDLE, ranked=ranked, resident=5, started=5 * SMS)
-        yield replace(MIDDLE, ranked=ranked, started=4 * SMS, transport="bulk")
         yield replace(LARGE, ranked=ranked, started=21 * SMS)
-        yield replace(LARGE, ranked=ranked, started=10 * SMS)
-        yield replace(MIDDLE, warps=4, passes=2, ranked=ranked, started=4 * SMS)
         return
-    yield replace(MIDDLE_BF16, ranked=ranked, started=4 * SMS)
-    if small:
-        yield replace(MIDDLE_BF16, warps=8, passes=1)
-        yield replace(MIDDLE_BF16, rows=2, warps=8, passes=2)
+    if shape.batch < 64:
         yield replace(MIDDLE_BF16, rows=2, warps=4, passes=4)
+        yield replace(MIDDLE_BF16, warps=8, passes=1)
         yield replace(MIDDLE_BF16, transport="bulk_in")
         return
     yield replace(LARGE_BF16, ranked=ranked, started=17 * SMS)
     yield replace(LARGE_BF16, ranked=ranked, started=8 * SMS)
     yield replace(LARGE_BF16, ranked=ranked)
-    yield replace(LARGE_BF16, ranked=ranked, started=17 * SMS, transport="bulk")
-    yield replace(LARGE_BF16, ranked=ranked, started=12 * SMS, passes=4)
-    yield replace(MIDDLE_BF16, ranked=ranked, started=4 * SMS, transport="bulk_in")
-    yield replace(LARGE_BF16, ranked=ranked, started=9 * SMS, warps=2)
 
 
 def rewrite_pool(
@@ -273,7 +260,7 @@ def main() -> Exit:
     options = decode_parser().parse_args(["--groups", given.groups, "--batches", given.batches])
     kept = []
     try:
-        for shape in (shape for shapes in chosen(options).values() for shape in shapes):
+        for shape in (shape for row in zip(*chosen(options).values(), strict=True) for shape in row):
             begin = time.monotonic()
             kept.append(measured(shape, "cuda", given.seconds, given.precision, given.limits))
             took = time.monotonic() - begin
