@@ -50,6 +50,10 @@ from gdnbench.timing.types import Cache, Form, Mode
 from gdnbench_kernels.compiling import program
 from gdnbench_kernels.contract import Call, Launch
 from gdnbench_kernels.gdn_decode.decode_plan import (
+    BY_SLOT,
+    BY_SLOT_BATCH,
+    BY_SLOT_BF16,
+    H200_SMS,
     LARGE,
     LARGE_BF16,
     MIDDLE,
@@ -71,31 +75,26 @@ REWRITES = (
 """threads, vectors, lookup, pdl."""
 ORDERED = ((256, 1),)
 """threads, vectors of rewrites that load their slots, which are in order."""
-SMS = 132
-"""Of an H200, for `started`."""
 
 
 def plans_of(shape: Shape) -> Iterator[DecodePlan]:
-    """Plans beside the default one; from 64 sequences on they process these in the order of their slots."""
-    ranked = max(8, 1 << (-(-shape.batch // WARP) - 1).bit_length())
-    if shape.state_dtype == "float32":
-        if shape.batch < 64:
+    """Plans beside the default one."""
+    wide = shape.state_dtype == "float32"
+    if shape.batch < 64:
+        if wide:
             yield replace(MIDDLE, warps=4, passes=2)
             yield replace(MIDDLE, resident=6)
-            yield replace(MIDDLE, ranked=1, started=4 * SMS)
-            return
-        yield replace(MIDDLE, ranked=ranked, started=4 * SMS)
-        yield replace(MIDDLE, ranked=ranked)
-        yield replace(LARGE, ranked=ranked, started=21 * SMS)
+            yield replace(MIDDLE, ranked=1, started=4 * H200_SMS)
+        else:
+            yield replace(MIDDLE_BF16, rows=2, warps=4, passes=4)
+            yield replace(MIDDLE_BF16, warps=8, passes=1)
+            yield replace(MIDDLE_BF16, transport="bulk_in")
         return
-    if shape.batch < 64:
-        yield replace(MIDDLE_BF16, rows=2, warps=4, passes=4)
-        yield replace(MIDDLE_BF16, warps=8, passes=1)
-        yield replace(MIDDLE_BF16, transport="bulk_in")
-        return
-    yield replace(LARGE_BF16, ranked=ranked, started=17 * SMS)
-    yield replace(LARGE_BF16, ranked=ranked, started=8 * SMS)
-    yield replace(LARGE_BF16, ranked=ranked)
+    ranked = max(BY_SLOT.ranked, 1 << (-(-shape.batch // WARP) - 1).bit_length())
+    by_slot = replace(BY_SLOT if wide else BY_SLOT_BF16, ranked=ranked)
+    yield LARGE if wide else LARGE_BF16
+    yield replace(by_slot, started=0)
+    yield by_slot if shape.batch > BY_SLOT_BATCH else replace(by_slot, started=by_slot.started // 2)
 
 
 def rewrite_pool(
