@@ -92,9 +92,12 @@ def plans_of(shape: Shape) -> Iterator[DecodePlan]:
         return
     ranked = max(BY_SLOT.ranked, 1 << (-(-shape.batch // WARP) - 1).bit_length())
     by_slot = replace(BY_SLOT if wide else BY_SLOT_BF16, ranked=ranked)
-    yield LARGE if wide else LARGE_BF16
     yield replace(by_slot, started=0)
-    yield by_slot if shape.batch > BY_SLOT_BATCH else replace(by_slot, started=by_slot.started // 2)
+    if shape.batch > BY_SLOT_BATCH:
+        yield by_slot
+    else:
+        yield replace(by_slot, started=by_slot.started // 2)
+        yield LARGE if wide else LARGE_BF16
 
 
 def rewrite_pool(
