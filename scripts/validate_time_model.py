@@ -129,9 +129,9 @@ def _timed_plan(op: str, shape: Mapping[str, Any]) -> dict[str, str]:
         return {}
     from gdnbench_kernels.gdn_decode.decode_plan import H200_SMS, default_plan
 
-    one = (shape["batch"], shape["heads"][1], shape["state_dtype"], shape["steps"], H200_SMS)
-    options = default_plan(*one, by_slot=False).options
-    return {"plan": " ".join(f"{name}={value}" for name, value in options.items())}
+    batch, (_, value_heads) = shape["batch"], shape["heads"]
+    plan = default_plan(batch, value_heads, shape["state_dtype"], shape["steps"], H200_SMS, by_slot=False)
+    return {"plan": " ".join(f"{name}={value}" for name, value in plan.options.items())}
 
 
 def _decode(shape: Mapping[str, Any]) -> dict[str, Any]:
