@@ -124,7 +124,7 @@ def rows() -> Iterator[Row]:
 
 
 def _timed_plan(op: str, shape: Mapping[str, Any]) -> dict[str, str]:
-    """The plan that was timed: the default one of gdn_decode before there were plans in the order of slots."""
+    """The plan that was timed: gdn_decode's default before there were plans in the order of slots."""
     if op != "gdn_decode":
         return {}
     from gdnbench_kernels.gdn_decode.decode_plan import H200_SMS, default_plan

@@ -36,19 +36,20 @@ def order_of(slots: list[int], engine: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("engine", ["compiled", "interpreter"])
+SLOTS = {
+    "drawn": torch.randperm(300, generator=torch.Generator().manual_seed(1))[:41].tolist(),
+    "extremes and padding": [5, -1, 0, LARGEST, -1, LARGEST - 1, 1 << 30, 3],
+    "padding alone": [-1, -1, -1],
+    "equal slots": [7, 3, 7, 0, 3, 7, -1, 0] * 5,
+    "slot 0 alone": [0],
+}
+
+
 @pytest.mark.parametrize(
-    "slots",
-    [
-        torch.randperm(300, generator=torch.Generator().manual_seed(1))[:41].tolist(),
-        [5, -1, 0, LARGEST, -1, LARGEST - 1, 1 << 30, 3],
-        [-1, -1, -1],
-        [7, 3, 7, 0, 3, 7, -1, 0] * 5,
-        [0],
-    ],
-    ids=["drawn", "extremes and padding", "padding alone", "equal slots", "slot 0 alone"],
+    ("name", "engine"), [*((name, "compiled") for name in SLOTS), ("extremes and padding", "interpreter")]
 )
-def test_slots_ascend_and_padding_is_last(slots: list[int], engine: str) -> None:
+def test_slots_ascend_and_padding_is_last(name: str, engine: str) -> None:
     """Equal slots keep the order of their sequences, as `sorted` does."""
+    slots = SLOTS[name]
     expected = sorted(range(len(slots)), key=lambda number: (slots[number] < 0, slots[number]))
     assert order_of(slots, engine) == expected
