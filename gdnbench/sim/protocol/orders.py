@@ -10,7 +10,8 @@ have all been. So the first act that meets another phase is one of these, with D
 - an arrival of phase n + 1 that is not after all acts of phase n in P;
 - a wait for phase n of which the actor can come to it while fewer phases are complete, by an even number;
 - a wait for phase n that none of the acts of phase n + 1 is after: phase n + 1 can be over before it;
-- an act of an mbarrier that is not after its init, or that its inval is not after.
+- an act of an mbarrier that is not after its init, or that its inval is not after;
+- a request to cancel a cluster that is not before each act by which its CTA reads that a request failed.
 
 Each condition is exact, and the smallest D that is closed downwards gives the shortest order. If none holds,
 no order stops before its end: of the events that are left, one is least in P. An arrival can always be done,
@@ -258,6 +259,7 @@ def _broken(orders: _Orders) -> Iterator[_Candidate]:
     yield from _elsewhere(orders)
     yield from _wrong_waits(orders)
     yield from _outside_lifetime(orders)
+    yield from _late_requests(orders)
 
 
 def _elsewhere(orders: _Orders) -> Iterator[_Candidate]:
@@ -304,6 +306,22 @@ def _outside_lifetime(orders: _Orders) -> Iterator[_Candidate]:
             last = orders.invals.get(at)
             if last is not None and last != event and not orders.upto[last] >> event & 1:
                 yield _Candidate(Wrong.FAULT, upto | orders.upto[last], (last, event))
+
+
+def _late_requests(orders: _Orders) -> Iterator[_Candidate]:
+    """Requests that can come after their CTA has read that one failed."""
+    requests, refused = dict[int, list[int]](), list[tuple[int, int]]()
+    for event, acts in enumerate(orders.machine.acts):
+        for act, at in acts:
+            if act.kind is Kind.REQUEST:
+                requests.setdefault(at, []).append(event)
+            elif act.kind is Kind.REFUSED:
+                refused.append((event, at))
+    for reads, at in refused:
+        for event in requests.get(at, ()):
+            if not orders.upto[reads] >> event & 1:
+                before = orders.upto[event] | orders.upto[reads]
+                yield _Candidate(Wrong.FAULT, before, (reads, event))
 
 
 _PARTLY = "its phase may be over before it"
