@@ -187,8 +187,8 @@ ret;
     "@%one mbarrier.init.shared.b64 [bar+8], 1;",
     "@%one mbarrier.init.shared.b64 [bar+8], 1;\n@%one mbarrier.init.shared.b64 [bar+16], 1;",
 )
-"""Two warps of a grid of one CTA request. The first reads that its request has failed, at `@@` after a wait for
-the request of the second."""
+"""Two warps of a grid of one CTA request. The first reads that its request has failed, at `@@` after a wait
+for the request of the second."""
 
 
 def test_a_request_after_its_cta_has_read_of_a_failure_is_undefined() -> None:
