@@ -87,13 +87,13 @@ def check_launch(
 
 
 def _assumed(recorder: ProtocolRecorder) -> tuple[str, ...]:
-    found = ()
+    found = []
     if recorder.resizes and not recorder.registers_known:
-        found += ("no setmaxnreg waits: the registers of the launch are not known",)
+        found.append("no setmaxnreg waits: the registers of the launch are not known")
     if recorder.requests:
         answers = f"{recorder.cancelled} of {recorder.requests} cancel a cluster"
-        found += (f"requests to cancel a cluster have the answers of the run: {answers}",)
-    return found
+        found.append(f"requests to cancel a cluster have the answers of the run: {answers}")
+    return tuple(found)
 
 
 def record(

@@ -167,8 +167,7 @@ def _judged(orders: _Orders, states: int, drains: Set[int]) -> tuple[Checked, se
     broken = None if found is None else _replayed(machine, found)
     shortest = doubt is None
     if found is not None and broken is None and orders.given:  # one of its events waits for the pool
-        shortest, gifts = False, _union(orders.below[one] for one in orders.given)
-        broken = _replayed(machine, replace(found, events=found.events | gifts))
+        shortest, broken = False, _replayed(machine, _with_gifts(orders, found))
     if doubt is not None:
         searched = search(machine, states)
         shortest = searched.complete
@@ -387,6 +386,34 @@ def _replayed(machine: Machine, found: _Candidate) -> Broken | None:
         if differs is not None:
             return Broken(differs[0], order, differs[1]) if final else None
         state = stepped[0]
+    return None
+
+
+def _with_gifts(orders: _Orders, found: _Candidate) -> _Candidate:
+    """The candidate with what must be given to pools before its events can take from them: of the gifts that
+    do not need its last event or the wait that is missed, those that need the fewest further events."""
+    kept = _mask(found.last) if found.waiter is None else 1 << found.waiter
+    events = found.events
+    gifts = {one for one in orders.given if not orders.below[one] & kept}
+    while (pool := _lacking(orders.machine, _members(events))) is not None:
+        more = [one for one in gifts if any(at == pool for _, at in orders.machine.acts[one])]
+        more = [one for one in more if not events >> one & 1]
+        if not more:
+            break
+        events |= orders.below[min(more, key=lambda one: ((orders.below[one] & ~events).bit_count(), one))]
+    return replace(found, events=events)
+
+
+def _lacking(machine: Machine, order: Iterable[int]) -> int | None:
+    """The first pool that has not enough for an event of this order; None if all have."""
+    left = dict[int, int]()
+    for event in order:
+        for act, at in machine.acts[event]:
+            if act.kind in (Kind.GIVE, Kind.TAKE):
+                given = act.amount if act.kind is Kind.GIVE else -act.amount
+                left[at] = left.get(at, act.size) + given
+                if left[at] < 0:
+                    return at
     return None
 
 
