@@ -51,7 +51,6 @@ from gdnbench_kernels.compiling import program
 from gdnbench_kernels.contract import Call, Launch
 from gdnbench_kernels.gdn_decode.decode_plan import (
     BY_SLOT,
-    BY_SLOT_BATCH,
     BY_SLOT_BF16,
     H200_SMS,
     LARGE,
@@ -90,14 +89,12 @@ def plans_of(shape: Shape) -> Iterator[DecodePlan]:
             yield replace(MIDDLE_BF16, warps=8, passes=1)
             yield replace(MIDDLE_BF16, transport="bulk_in")
         return
-    ranked = max(BY_SLOT.ranked, 1 << (-(-shape.batch // WARP) - 1).bit_length())
-    by_slot = replace(BY_SLOT if wide else BY_SLOT_BF16, ranked=ranked)
-    yield replace(by_slot, started=0)
-    if shape.batch > BY_SLOT_BATCH:
-        yield by_slot
-    else:
-        yield replace(by_slot, started=by_slot.started // 2)
-        yield LARGE if wide else LARGE_BF16
+    ranked = 1 << (-(-shape.batch // WARP) - 1).bit_length()
+    by_slot, at_once = (BY_SLOT, 4) if wide else (BY_SLOT_BF16, 16)
+    yield LARGE if wide else LARGE_BF16
+    yield replace(by_slot, ranked=ranked)
+    yield replace(by_slot, ranked=ranked, started=at_once * H200_SMS)
+    yield replace(by_slot, ranked=ranked, started=at_once * H200_SMS // 2)
 
 
 def rewrite_pool(

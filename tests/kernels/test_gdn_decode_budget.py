@@ -18,7 +18,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
 from gdnbench.compile import compile_programs, sources_of
 from gdnbench.kernel_figures import Figures, figures, limits, problems
-from gdnbench_kernels.gdn_decode.decode_plan import H200_SMS, MIDDLE_CTAS, SMALL_CTAS, default_plans
+from gdnbench_kernels.gdn_decode.decode_plan import MIDDLE_CTAS, SMALL_CTAS, default_plans
 from tests.kernels.occupancy import resident
 from tests.subset import quick
 
@@ -28,7 +28,7 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("sm_100a", {"gate": "log", "qk": "normalised", "g_dtype": "float32", "beta_dtype": "float32"}),
     ("sm_90a", {"tokens": 2, "reads": "accepted"}),
 ]
-CTAS = {"float32": (25, 4, 23, 4), "bfloat16": (28, 4, 12, 16)}
+CTAS = {"float32": (25, 4, 23, 4), "bfloat16": (28, 4, 12, 18)}
 """Of the chosen plans, on an SM: what docs/gdn_decode.md counts bytes in flight by."""
 
 
@@ -60,6 +60,4 @@ def test_plans_take_what_they_say(state_dtype: str) -> None:
     assert tuple(map(resident, found)) == CTAS[state_dtype]
     assert resident(found[0]) >= SMALL_CTAS
     assert resident(found[1]) == plans[1].resident
-    # As many as start at once where `started` says so.
-    assert resident(found[3]) * H200_SMS >= plans[3].started > 0
     assert state_dtype == "float32" or resident(found[1]) == MIDDLE_CTAS[state_dtype]

@@ -182,10 +182,11 @@ MIDDLE_BF16 = replace(STARTS, rows=4, warps=4, transport="bulk", passes=2, resid
 LARGE = replace(STARTS, rows=2, warps=1, transport="bulk_in", passes=2)
 LARGE_BF16 = replace(STARTS, rows=4, warps=1, transport="bulk_in", passes=2)
 """8 KB of states per CTA of one warp; the passes share slot, gates and norms."""
-BY_SLOT = replace(MIDDLE, ranked=8, started=4 * H200_SMS)
-BY_SLOT_BF16 = replace(LARGE_BF16, ranked=8, started=16 * H200_SMS)
-"""In place of the large plans for up to BY_SLOT_BATCH sequences: memory is 3 % faster where neighbouring
-slots are processed at the same time."""
+BY_SLOT = replace(MIDDLE, ranked=8)
+BY_SLOT_BF16 = replace(LARGE_BF16, ranked=8)
+"""In place of the large plans beyond BY_SLOT_STATES states of up to BY_SLOT_BATCH sequences: memory is 3 %
+faster where neighbouring slots are processed at the same time."""
+BY_SLOT_STATES = 64 * 32
 BY_SLOT_BATCH = WARP * BY_SLOT.ranked
 DRAFTED = replace(STARTS, rows=4, warps=2, transport="bulk_in")
 """For several tokens: each pass recomputes a token's operands, so a warp has many rows and few passes."""
@@ -222,7 +223,7 @@ def default_plan(
         return small
     if states * middle.tiles <= MIDDLE_CTAS[state_dtype] * multiprocessors:
         return middle
-    return ranked if by_slot and batch <= BY_SLOT_BATCH else large
+    return ranked if by_slot and states > BY_SLOT_STATES and batch <= BY_SLOT_BATCH else large
 
 
 def candidate_plans(batch: int, value_heads: int, state_dtype: str, tokens: int) -> tuple[DecodePlan, ...]:

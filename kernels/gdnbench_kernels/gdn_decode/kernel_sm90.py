@@ -369,17 +369,22 @@ class StateUpdate:
     def sequence_of(self, place: cutlass.Int32, state_indices: cute.Tensor) -> cutlass.Int32:
         """The sequence of the CTAs that come at `place`: the first sequences in the order of the call, the
         others in ascending order of their first token's slot."""
-        ctas, sequences, _ = cute.arch.grid_dim()
+        if cutlass.const_expr(self.plan.started == 0):
+            return sequence_at(place, self.slots_from(I32(0), state_indices))
+        ctas = cute.arch.grid_dim()[0]
         first = (self.plan.started + ctas - 1) // ctas
         found = place
         if place >= first:
-            keys = []
-            for number in cutlass.range_constexpr(self.plan.ranked):
-                own = first + number * WARP + cute.arch.lane_idx()
-                at = address(state_indices, (own,), 4)
-                keys.append(ptx.load_index_if(sequences - 1 - own, at, PADDING))
-            found = first + sequence_at(place - first, keys)
+            found = first + sequence_at(place - first, self.slots_from(first, state_indices))
         return found
+
+    def slots_from(self, first: Any, state_indices: cute.Tensor) -> list[Any]:
+        """The first tokens' slots of the sequences from `first` on, as `sequence_at` takes them."""
+        sequences = [first + (number * WARP + cute.arch.lane_idx()) for number in range(self.plan.ranked)]
+        last = cute.arch.grid_dim()[1] - 1
+        return [
+            ptx.load_index_if(last - own, address(state_indices, (own,), 4), PADDING) for own in sequences
+        ]
 
     @cute.jit
     def init_barriers(self, work: WorkTile) -> None:
