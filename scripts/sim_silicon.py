@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.sim.silicon.capture import FOLDER, Capture, load
 from tests.sim.silicon.encodings import ADDRESS, all_maps
 from tests.sim.silicon.microkernel import Array, Buffer, MicroKernel
-from tests.sim.silicon.registry import FAMILIES, UNRECORDED, kernels
+from tests.sim.silicon.registry import FAMILIES, OTHERWISE, kernels
 from tests.sim.silicon.sweeps import SWEEPS, digest
 from tests.sim.silicon.tensormap import TensorMap
 
@@ -307,11 +307,11 @@ def main() -> int:
     for name, function in actions.items():
         action.add_argument(f"--{name}", dest="action", action="store_const", const=function)
     stored = [*FAMILIES, ENCODINGS]
-    told = f"of {', '.join(stored)}; default: all; no answers yet: {', '.join(UNRECORDED)}"
+    told = f"of {', '.join(stored)}; default: all; apart: {', '.join(OTHERWISE)}"
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=told)
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the answers are stored")
     arguments = parser.parse_args()
-    if unknown := set(arguments.families) - {*stored, *UNRECORDED}:
+    if unknown := set(arguments.families) - {*stored, *OTHERWISE}:
         parser.error(f"no family {', '.join(sorted(unknown))}")
     status: int = arguments.action(arguments.families or stored, arguments.folder)
     return status

@@ -108,7 +108,7 @@ def rows() -> Iterator[Row]:
             for kernel in one["timing"]["kernels"]:
                 if kernel["name"] == "cute" and (op == "kda_decode" or shape not in swept):
                     name = f"{op} {shape['state_dtype']} {shape['heads']} {shape['batch']} x {shape['steps']}"
-                    run = partial(_call, op, "cute", _decode(shape), {})
+                    run = partial(_call, op, "cute", _decode(shape), _timed_plan(op, shape))
                     yield Row(name, f"{op} {shape}", kernel["summary"]["median"], run, False)
     for one in json.loads((RESULTS / "swa_decode" / "h200.json").read_text(encoding="utf-8"))["rows"]:
         shape = f"{one['cache_layout']} {one['heads']} {one['requests']}"
@@ -121,6 +121,17 @@ def rows() -> Iterator[Row]:
         }
         run = partial(_call, "swa_decode", one["kernel"], options, {})
         yield Row(name, f"swa {shape}", one["us"] * 1e-6, run, drawn(name))
+
+
+def _timed_plan(op: str, shape: Mapping[str, Any]) -> dict[str, str]:
+    """The plan that was timed: gdn_decode's default before there were plans in the order of slots."""
+    if op != "gdn_decode":
+        return {}
+    from gdnbench_kernels.gdn_decode.decode_plan import H200_SMS, default_plan
+
+    batch, (_, value_heads) = shape["batch"], shape["heads"]
+    plan = default_plan(batch, value_heads, shape["state_dtype"], shape["steps"], H200_SMS, by_slot=False)
+    return {"plan": " ".join(f"{name}={value}" for name, value in plan.options.items())}
 
 
 def _decode(shape: Mapping[str, Any]) -> dict[str, Any]:

@@ -247,9 +247,9 @@ def run_side(bug: Bug, which: str, folder: Path, again: bool, verbose: bool) -> 
 
 def _key(bug: Bug, side: Side) -> str:
     """Names what a side's output comes from: not what is expected of it."""
-    code = bug.command.partition("{zoo}/")[2].partition(" ")[0]
-    program = (ZOO / code).read_text(encoding="utf-8") if code else ""
-    inputs = [side.packages, bug.keep, bug.command, bug.synth, bug.paths, program, *map(asdict, side.edits)]
+    code = re.findall(r"\{zoo\}/(\S+)", bug.command)
+    programs = [(ZOO / one).read_text(encoding="utf-8") for one in code] or [""]
+    inputs = [side.packages, bug.keep, bug.command, bug.synth, bug.paths, *programs, *map(asdict, side.edits)]
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:12]
 
 

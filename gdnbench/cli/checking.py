@@ -89,22 +89,18 @@ def check_delays(path: Path | None, dump: Path | None, *, check: bool, time: boo
     from gdnbench.sim.delays import Launched, need_tools, read_dump
 
     need_tools()
-    if dump is not None:
-        read_dump(dump)
-    return Launched()
+    return Launched(None if dump is None else read_dump(dump))
 
 
-def write_delays(
-    path: Path, dump: Path | None, findings: Iterable[Finding], launched: Launched, machine: str | None
-) -> None:
+def write_delays(path: Path, findings: Iterable[Finding], launched: Launched, machine: str | None) -> None:
     """Write what `--delays` asks for, and say on stderr which findings it has."""
-    from gdnbench.sim.delays import configuration, delays_for, patterns, read_dump
+    from gdnbench.sim.delays import configuration, delays_for, patterns
 
     findings = [one for one in findings if one.evidence is not None and one.accepted is None]
     found = delays_for(findings, launched, machine)
     for line, count in found.without.items():
         print_note(f"gdnbench: no delay for {count} of {line}")
-    text = dumps(configuration(found, None if dump is None else read_dump(dump)), indent=2)
+    text = dumps(configuration(found, launched.dump), indent=2)
     _write("--delays", path, f"{text}\n")
     print_note(
         f"gdnbench: {path}: delays for {found.delayed} of {len(findings)} findings;"

@@ -255,7 +255,7 @@ def replay(
         write_template(write_accept, (one for record in report.records for one in record.findings or ()))
     if delays is not None and launched is not None:
         found = (one for record in report.records for one in record.findings or ())
-        write_delays(delays, delays_dump, found, launched, machine)
+        write_delays(delays, found, launched, machine)
     if new_baseline is not None:
         write_baseline(new_baseline, (record.findings or () for record in report.records))
     code = status(report) if git_bisect else report.exit_code

@@ -438,7 +438,7 @@ def sim(
         write_template(write_accept, (finding for report in reports for finding in report.findings))
     if delays is not None and launched is not None:
         everything = [finding for report in reports for finding in report.findings]
-        write_delays(delays, delays_dump, everything, launched, machine)
+        write_delays(delays, everything, launched, machine)
     if json:
         from gdnbench.timing.json_values import to_plain
 

@@ -60,13 +60,15 @@ def compile_cuda(
     include: Sequence[str | Path] = (),
     defines: Mapping[str, object] | None = None,
     std: str = "c++17",
+    default_device: bool = False,
 ) -> CudaProgram:
     """Compile a CUDA C++ source with line numbers, which name `file`. Its folder is the first one searched
     for `#include "..."`.
 
     `name` is the kernel as C++ writes it, such as `ns::add` or `gemm<float, 64>`, which instantiates a
     template. `include` are more folders of headers, `defines` macros by name; None and "" define an empty
-    one.
+    one. `default_device`: functions that are marked neither host nor device are device functions, so that
+    headers with host code can be included; otherwise NVRTC refuses them.
 
     Raises LaunchError for a kernel that the source does not have, CudaRefusedError for a source that does not
     compile, CudaCompileError for an option that NVRTC does not take, ExportError if NVRTC is not installed.
@@ -76,6 +78,7 @@ def compile_cuda(
         f"--gpu-architecture={arch}",
         f"--std={std}",
         "--generate-line-info",
+        *(["--device-as-default-execution-space"] if default_device else []),
         *(f"--include-path={folder}" for folder in (Path(file).parent, *include, *headers)),
         *(f"--define-macro={macro}" for macro in map(_macro, (defines or {}).items())),
     ]

@@ -68,8 +68,10 @@ Modules = dict[str, list[Module]]
 
 @dataclass(slots=True)
 class Launched:
-    """The modules of the launches that it was called with, for `Settings(before=...)`, by kernel."""
+    """The modules of the launches that it was called with, for `Settings(before=...)`, by kernel. `dump` is
+    what CUTracer wrote of them on a GPU (`read_dump`), None if that is not known."""
 
+    dump: Mapping[str, Any] | None = None
     modules: Modules = field(default_factory=dict)
 
     def __call__(self, module: Module, request: LaunchRequest, memory: GlobalMemory) -> None:

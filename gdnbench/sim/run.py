@@ -302,9 +302,7 @@ def prepare_launch(
     shared_size = kernel.shared_with(smem)
     budget.check_budget(kernel, grid, block, shared_size, config.registers)
     shape = budget.check_cluster(kernel, cluster, preferred_cluster)
-    for variable in module.variables:
-        if variable.space in ("global", "const") and variable.name not in memory.symbols:
-            memory.add_variable(variable.name, variable.size, variable.align, variable.init)
+    memory.add_variables(module.variables)
     launch_control = uses_launch_control(kernel)
     return Launch(
         module=module,

@@ -6,7 +6,8 @@
     python scripts/benchmarks/bench_pool_rewrite.py --groups fp32 --batches 64 --seconds 5 --out FILE
 
 All subjects of a call are timed in turn, in the same rounds and on the same buffers: `cute` with its default
-plan and with the `PLANS` below, FlashInfer, and rewrites that compute nothing. `linear` rewrites the pool
+plan and with `plans_of` the call, FlashInfer, and rewrites that compute nothing. `slots in order` is a kernel
+in the same call where sequence y has slot y. `linear` rewrites the pool
 from its first byte to its last and knows no slots (gdnbench_kernels.memory_ceiling). `pool T x V` rewrites
 the slots that the call names (gdn_decode/pool_rewrite.py): T threads of V vectors of 16 bytes; `fixed` takes
 slot y for sequence y instead of the call's, so that no load waits for another one; `ordered` loads
@@ -21,9 +22,11 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +41,7 @@ from gdnbench.poison import same_bits
 from gdnbench.replay.execute import device_of
 from gdnbench.replay.kernels import LoadedKernel, load
 from gdnbench.timing import ceiling
-from gdnbench.timing.bench import Bench
+from gdnbench.timing.bench import Bench, preparation
 from gdnbench.timing.comparison import DisturbedError, compare
 from gdnbench.timing.conditions import UnknownWatch
 from gdnbench.timing.rotation import RotationOptions
@@ -46,7 +49,17 @@ from gdnbench.timing.statistics import Rule
 from gdnbench.timing.types import Cache, Form, Mode
 from gdnbench_kernels.compiling import program
 from gdnbench_kernels.contract import Call, Launch
-from gdnbench_kernels.gdn_decode.decode_plan import LARGE, LARGE_BF16, SMALL, DecodePlan
+from gdnbench_kernels.gdn_decode.decode_plan import (
+    BY_SLOT,
+    BY_SLOT_BF16,
+    H200_SMS,
+    LARGE,
+    LARGE_BF16,
+    MIDDLE,
+    MIDDLE_BF16,
+    DecodePlan,
+)
+from gdnbench_kernels.plan import WARP
 from gdnbench_kernels.source import Source
 from scripts.benchmarks.bench_gdn_decode import COMPILED, PEER, Shape, chosen, left_by, with_plan
 from scripts.benchmarks.bench_gdn_decode import parser as decode_parser
@@ -56,30 +69,32 @@ SETS = 128
 KEY = 0x5A5A5A5A
 REWRITES = (
     (256, 1, True, True),
-    (256, 1, True, False),
     (256, 1, False, True),
-    (256, 1, False, False),
-    (128, 2, True, True),
-    (32, 8, True, True),
-    (64, 8, True, True),
 )
-"""threads, vectors, lookup, pdl. 32 x 8 is what a CTA of `SMALL` moves, without its arithmetic."""
-ORDERED = ((256, 1), (32, 8))
+"""threads, vectors, lookup, pdl."""
+ORDERED = ((256, 1),)
 """threads, vectors of rewrites that load their slots, which are in order."""
-PLANS: Mapping[str, Sequence[DecodePlan]] = {
-    "float32": (
-        LARGE,
-        SMALL,
-        replace(SMALL, spread=True),
-    ),
-    "bfloat16": (
-        replace(LARGE_BF16, transport="bulk"),
-        replace(LARGE_BF16, spread=True, transport="registers", passes=1),
-        replace(LARGE_BF16, rows=2, passes=4),
-        replace(LARGE_BF16, rows=2, passes=8),
-    ),
-}
-"""By dtype of the state: plans beside the default one."""
+
+
+def plans_of(shape: Shape) -> Iterator[DecodePlan]:
+    """Plans beside the default one."""
+    wide = shape.state_dtype == "float32"
+    if shape.batch < 64:
+        if wide:
+            yield replace(MIDDLE, warps=4, passes=2)
+            yield replace(MIDDLE, resident=6)
+            yield replace(MIDDLE, ranked=1, started=4 * H200_SMS)
+        else:
+            yield replace(MIDDLE_BF16, rows=2, warps=4, passes=4)
+            yield replace(MIDDLE_BF16, warps=8, passes=1)
+            yield replace(MIDDLE_BF16, transport="bulk_in")
+        return
+    ranked = 1 << (-(-shape.batch // WARP) - 1).bit_length()
+    by_slot, at_once = (BY_SLOT, 4) if wide else (BY_SLOT_BF16, 16)
+    yield LARGE if wide else LARGE_BF16
+    yield replace(by_slot, ranked=ranked)
+    yield replace(by_slot, ranked=ranked, started=at_once * H200_SMS)
+    yield replace(by_slot, ranked=ranked, started=at_once * H200_SMS // 2)
 
 
 def rewrite_pool(
@@ -125,6 +140,21 @@ def rewrite_ordered(
     return rewrite_pool(dtype, threads, vectors, True, True, state=state, state_indices=order)
 
 
+def in_order(name: str) -> LoadedKernel:
+    """A kernel of the operation in a call whose slots are in order: sequence y has slot y."""
+    op = operation(Shape.op)
+    found = preparation(load(name, op), op)
+    assert found is not None, f"{name} has no prepare"
+    taken = signature(found).parameters
+
+    def prepare(*, state_indices: Tensor, **given: Any) -> Launch:
+        count, device = len(state_indices), state_indices.device
+        order = torch.arange(count, dtype=torch.int32, device=device).view_as(state_indices)
+        return found(state_indices=order, **{one: given[one] for one in given if one in taken})
+
+    return subject_of(f"{name}, slots in order", prepare)
+
+
 def subject_of(name: str, prepare: Any) -> LoadedKernel:
     """A rewrite in the place of a kernel, with the conventions of the compiled one."""
     entry = operation(Shape.op).kernels[COMPILED]
@@ -146,14 +176,17 @@ def rewrites(shape: Shape) -> Iterator[LoadedKernel]:
         yield subject_of(name, partial(rewrite_pool, shape.state_dtype, threads, vectors, lookup, pdl))
 
 
-def kernels_of(shape: Shape) -> tuple[list[LoadedKernel], list[LoadedKernel]]:
+def kernels_of(shape: Shape, limits: bool) -> tuple[list[LoadedKernel], list[LoadedKernel]]:
     """(plans, the default one first; others, which are not held to its bits)."""
     op = operation(shape.op)
-    plans = [load(COMPILED, op), *(with_plan(plan) for plan in PLANS[shape.state_dtype])]
-    return plans, [load(PEER, op), *rewrites(shape)]
+    plans = [load(COMPILED, op), *(with_plan(plan) for plan in plans_of(shape))]
+    others = [load(PEER, op)]
+    if limits:
+        others += [in_order(COMPILED), in_order(PEER), *rewrites(shape)]
+    return plans, others
 
 
-def measured(shape: Shape, on: str, seconds: float, precision: float) -> dict[str, Any]:
+def measured(shape: Shape, on: str, seconds: float, precision: float, limits: bool) -> dict[str, Any]:
     """Microseconds of each subject: median and quartiles over its rounds."""
     device, op = device_of(on), operation(shape.op)
     made = shape.call()
@@ -163,7 +196,7 @@ def measured(shape: Shape, on: str, seconds: float, precision: float) -> dict[st
         {**op.default_conventions, **made.conventions},
     )
     bench = Bench(call, op, device, Mode(Cache.COLD, Form.GRAPH), RotationOptions(most_sets=SETS), "events")
-    plans, others = kernels_of(shape)
+    plans, others = kernels_of(shape, limits)
     expected = left_by(plans[0], call)
     subjects, wrong = [], dict[str, str]()
     for kernel in (*plans, *others):
@@ -215,14 +248,22 @@ def main() -> Exit:
     parser.add_argument("--groups", default="fp32,bf16")
     parser.add_argument("--batches", default="16,64,256")
     parser.add_argument("--seconds", type=float, default=12.0, help="of a call, at most")
+    parser.add_argument(
+        "--no-limits",
+        dest="limits",
+        action="store_false",
+        help="leave out rewrites and kernels whose slots are in order",
+    )
     parser.add_argument("--precision", type=float, default=0.002)
     given = parser.parse_args()
     options = decode_parser().parse_args(["--groups", given.groups, "--batches", given.batches])
     kept = []
     try:
-        for shape in (shape for shapes in chosen(options).values() for shape in shapes):
-            kept.append(measured(shape, "cuda", given.seconds, given.precision))
-            print(f"{shape.where}: {named_device()}", *lines(kept[-1]), sep="\n", flush=True)
+        for shape in (shape for row in zip(*chosen(options).values(), strict=True) for shape in row):
+            begin = time.monotonic()
+            kept.append(measured(shape, "cuda", given.seconds, given.precision, given.limits))
+            took = time.monotonic() - begin
+            print(f"{shape.where}: {named_device()}, {took:.1f} s", *lines(kept[-1]), sep="\n", flush=True)
             if given.out:
                 given.out.write_text(
                     json.dumps({"device": named_device(), "calls": kept}) + "\n", encoding="utf-8"

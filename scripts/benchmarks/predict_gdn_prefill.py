@@ -47,6 +47,7 @@ from gdnbench.sim.predict.predictor import predict_in_copy
 from gdnbench.sim.ptx.ir import Module
 from gdnbench.sim.run import RunResult
 from gdnbench_kernels.contract import Call
+from gdnbench_kernels.gdn_prefill.fused import sm100_fused
 from gdnbench_kernels.gdn_prefill.fused_cp import sm100_fused_cp
 from gdnbench_kernels.gdn_prefill.prefill_plan import FUSED, plan_of
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
@@ -108,9 +109,11 @@ def call_of(sequences: int, tokens: int, heads: int, value_heads: int) -> Call:
     return Call(tensors, {}, operation("gdn_prefill").default_conventions)
 
 
-def predicted(machine: Machine, kernel: str, call: Call, segment: int | None = None) -> Time:
+def predicted(
+    machine: Machine, kernel: str, call: Call, segment: int | None = None, cut: int | None = None
+) -> Time:
     """The time of a call's launches, one after the other. `segment`: tokens of a segment of
-    sm100_fused_cp."""
+    sm100_fused_cp; `cut`: tokens behind which sm100_fused cuts its last works."""
     found: list[Prediction] = []
 
     def before(module: Module, request: LaunchRequest, memory: GlobalMemory) -> RunResult | None:
@@ -122,6 +125,8 @@ def predicted(machine: Machine, kernel: str, call: Call, segment: int | None = N
     loaded = load(kernel, op)
     if segment is not None:
         loaded = replace(loaded, function=partial(sm100_fused_cp, segment=segment))
+    if cut is not None:
+        loaded = replace(loaded, function=partial(sm100_fused, cut=cut))
     with active(Settings(before=before)), replay_gpu(machine.name), simulated("sim"):
         call_kernel(op.convert(call, conversion(call, op, loaded).target), op, loaded)
     return Time.of(found)
@@ -129,22 +134,23 @@ def predicted(machine: Machine, kernel: str, call: Call, segment: int | None = N
 
 def time_of(machine: Machine, kernel: str, sequences: int, tokens: int, heads: tuple[int, int]) -> Time:
     """The predicted time of a kernel in a row."""
-    segment, chunks = None, tokens // CHUNK
+    segment, cut, chunks = None, None, tokens // CHUNK
     if kernel == AUTO:
         plan = plan_of(sequences * tokens, sequences, heads[1], int(machine.multiprocessors.value))
-        kernel, segment = plan.kernel, plan.segment
+        kernel, segment, cut = plan.kernel, plan.segment, plan.cut
     if segment is not None:
         chunks = segment // CHUNK
     elif kernel not in SEQUENTIAL:
         chunks = 0
     if chunks <= MANY:
-        return predicted(machine, kernel, call_of(sequences, tokens, *heads), segment)
+        return predicted(machine, kernel, call_of(sequences, tokens, *heads), segment, cut)
     few, many = (
         predicted(
             machine,
             kernel,
             call_of(sequences, tokens * count // chunks, *heads),
             segment and count * CHUNK,
+            cut and max(1, cut // CHUNK * count // chunks) * CHUNK,
         )
         for count in (FEW, MANY)
     )

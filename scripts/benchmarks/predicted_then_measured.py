@@ -5,12 +5,14 @@
     python scripts/benchmarks/predicted_then_measured.py --predict FILE              here, on the simulator
     python scripts/benchmarks/predicted_then_measured.py --predict FILE --memory-rate 2879 [--calls first]
     python scripts/benchmarks/predicted_then_measured.py --measure FILE              on a CUDA GPU
+    python scripts/benchmarks/predicted_then_measured.py --measure FILE --skip MEASURED
     python scripts/benchmarks/predicted_then_measured.py --compare PREDICTED MEASURED
 
 `SETS` are shapes of which results/ had no time when they were predicted. `--predict` writes the model's times
 of an H200 for them, and that file is committed before anything is measured. `--memory-rate` replaces the
 one parameter of that name, in GB/s: the rest of an H100 is an H200. `--measure` times the same calls as
 results/ were measured: cold, many launches in one CUDA graph, the median of its rounds; outputs are judged.
+With `--skip` calls that another measured file has are left out.
 `--compare` prints both.
 
 Pairs are kernels of one call whose measured times differ by more than 10 %. Exit status: 0 the limits of
@@ -192,7 +194,8 @@ def measured_decode(
 
     for op in (GDN.op, KDA.op):
         shapes = [shape for shape in calls if not isinstance(shape, SWA) and shape.op == op]
-        bench_gdn_decode.timed(shapes, [bench_gdn_decode.COMPILED], "cuda", options, found)
+        if shapes:
+            bench_gdn_decode.timed(shapes, [bench_gdn_decode.COMPILED], "cuda", options, found)
 
 
 def measured_windows(calls: Sequence[Shape], tell: Callable[[str, str, Measured], None]) -> None:
@@ -307,6 +310,9 @@ def main() -> int:
     task.add_argument("--compare", type=Path, nargs=2, metavar=("PREDICTED", "MEASURED"), help="print both")
     parser.add_argument("--calls", choices=SETS, default="second", help="which of the sets of calls")
     parser.add_argument("--memory-rate", type=float, metavar="GB/S", help="of the machine that is predicted")
+    parser.add_argument(
+        "--skip", type=Path, metavar="MEASURED", help="with --measure: leave out the calls of this file"
+    )
     parser.add_argument("--seconds", type=float, default=8.0, help="of a measured row, at most")
     options = parser.parse_args()
     if options.compare:
@@ -317,7 +323,15 @@ def main() -> int:
             return Exit.BAD_INPUT
         return compare(predicted, measured)
     if options.measure:
-        return measure(SETS[options.calls], options.measure, options.seconds)
+        calls = SETS[options.calls]
+        if options.skip:
+            try:
+                done = {row["call"] for row in json.loads(options.skip.read_text("utf-8"))["rows"]}
+            except (OSError, ValueError) as error:
+                print(f"error: {error}", file=sys.stderr)
+                return Exit.BAD_INPUT
+            calls = [shape for shape in calls if call_name(shape) not in done]
+        return measure(calls, options.measure, options.seconds)
     rate = options.memory_rate
     machine = H200 if rate is None else H200.with_values(memory_rate=rate)
     try:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,14 @@ def test_a_late_reader(gdnbench: Invoke, tmp_path: Path, monkeypatch: pytest.Mon
     words = " ".join(one["sass"] for one in points).split()
     assert (len(points), words.count("LDS"), words.count("STS.U16")) == (2, 1, 1)
     assert all(one["on"] and one["pc"] % 16 == 0 for one in points)  # instructions have 128 bits
+    # The same instructions under CUTracer's name, from a pipe: the file is read once.
+    seen = {**found, "kernel_name": "late()", "kernel_checksum": "1f"}
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as pipe:
+        json.dump({"kernels": {"late()_1f": seen}}, pipe)
+    gdnbench(*call, "--delays", delays, "--delays-dump", f"/dev/fd/{reader}")
+    os.close(reader)
+    assert [*json.loads(delays.read_text())["kernels"]] == ["late()_1f"]
 
 
 @pytest.mark.parametrize(

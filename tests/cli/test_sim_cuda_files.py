@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from gdnbench.sim.cuda_source import compile_cuda
-from gdnbench.sim.errors import CudaCompileError, LaunchError
+from gdnbench.sim.errors import CudaCompileError, CudaRefusedError, LaunchError
 from tests.cli.kernel_files import FACTOR, SUMS
 from tests.docs import session
 from tests.messages import wording
@@ -163,6 +163,14 @@ def test_an_error_has_the_whole_log(nvrtc: None) -> None:
     with pytest.raises(CudaCompileError, match=wording("sim.cuda-not-compiled")) as refused:
         compile_cuda("__global__ void f() { a; b; }", file="bad.cu")
     assert refused.value.log.count("bad.cu(1): error: ") == 2
+
+
+def test_headers_with_host_code(nvrtc: None) -> None:
+    """As CUTLASS has it: a function that says nothing of where it runs."""
+    source = "int twice(int x) { return 2 * x; } __global__ void f(int* y) { y[0] = twice(21); }"
+    with pytest.raises(CudaRefusedError, match="default-device"):
+        compile_cuda(source)
+    assert compile_cuda(source, name="f", default_device=True).entry == "_Z1fPi"
 
 
 @pytest.mark.slow

@@ -258,7 +258,7 @@ def test_it_times_kernels_of_this_machine(
 ) -> None:
     """Some seconds, most of them processes that start."""
     one = {"tiny": [bench.Shape("float32", (1, 1), 1)]}
-    monkeypatch.setattr(bench, "groups", lambda batches, tiny: one)
+    monkeypatch.setattr(bench, "groups", lambda *_: one)
     kernels = f"torch,{FAULTY}:correct,{FAULTY}:rounds_beta"
     code, out, err = run(
         *("--tiny", "--on", "cpu", "--busy", "--seconds", "0.5", "--kernels", kernels, "--out", str(tmp_path))

@@ -49,8 +49,9 @@ PLANS = {
     "passes": DecodePlan(rows=2, warps=2, passes=4, spread=True, load="none", pdl=True),
     "bulk passes": DecodePlan(rows=4, warps=2, transport="bulk", passes=2, spread=True, resident=3),
     "bulk in": DecodePlan(rows=2, warps=4, transport="bulk_in", passes=4, resident=2),
+    "by slot": DecodePlan(rows=2, warps=1, transport="bulk_in", passes=2, pdl=True, ranked=1, started=9),
 }
-BITS = quick(["large", "a warp", "bulk", "passes", "bulk passes", "bulk in"], 4)
+BITS = quick(["large", "a warp", "bulk", "passes", "bulk passes", "bulk in", "by slot"], 6)
 """Plans that calls of a few sequences do not have anyway."""
 MIXED: dict[str, dict[str, Any]] = {
     "fp32": {"padding": 0.25},
@@ -343,6 +344,8 @@ def test_candidates_are_plans_that_differ() -> None:
         ({"rows": 3}, "rows is 2 or 4 or 8"),
         ({"transport": "pigeon"}, "transport is registers or bulk_in or bulk"),
         ({"ctas_per_sm": -1}, "ctas_per_sm is -1"),
+        ({"ranked": 3}, "ranked is 0 or 1 or 2"),
+        ({"started": 4}, "started is 4 without ranked"),
     ],
 )
 def test_plans_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:

@@ -48,6 +48,36 @@ def test_plans_can_be_launched_and_the_cheapest_is_taken() -> None:
                 assert plan_of(tokens, sequences, value_heads, SMS).us == min(plan.us for plan in found)
 
 
+@pytest.mark.parametrize(
+    ("sequences", "value_heads", "cut"),
+    [
+        (8, 32, True),  # 256 works, 40 of 148 SMs idle in the second round
+        (5, 32, True),  # 160 works, 136 idle
+        (148, 32, False),  # no round is left over
+        (4, 32, False),  # nor is there a full one
+        (64, 4, True),
+    ],
+)
+def test_works_of_a_round_that_leaves_sms_idle_are_cut(sequences: int, value_heads: int, cut: bool) -> None:
+    plan = plan_of(sequences * 2048, sequences, value_heads, SMS)
+    assert plan.kernel == FUSED
+    assert (plan.cut is not None) == cut
+
+
+def test_first_parts_take_no_more_rounds_than_a_whole_work() -> None:
+    """Those of one CTA have together no more chunks than a work: the second launch has the others, one a
+    CTA."""
+    for works in range(2, 700, 13):
+        for chunks in (2, 9, 32):
+            for plan in plans(works * chunks * CHUNK, works, 1, SMS):
+                if plan.cut is not None:
+                    parts = -(-SMS // (SMS - works % SMS))
+                    assert plan.cut >= CHUNK
+                    assert plan.cut % CHUNK == 0
+                    assert parts * plan.cut <= chunks * CHUNK
+                    assert works > SMS
+
+
 def test_a_sequence_with_an_sm_for_each_segment_takes_less_time_split() -> None:
     """512 chunks on 148 SMs: B and M of 20 segments and then the segments themselves take 2 x 26 chunks one
     after the other, whatever the cost of a chunk."""

@@ -139,6 +139,18 @@ def _spaces(ins: Instruction) -> tuple[str, str]:
     return named[0], named[1]
 
 
+def _check_clustered(cta: Cta, ins: Instruction) -> None:
+    """Raises KernelFault unless the launch has clusters, be it of one CTA: in no other launch does an H200
+    execute bulk copies and reductions from shared memory to shared::cluster, st.async and red.async, not even
+    to the own CTA (docs/clusters.md)."""
+    if cta.cluster is None and cta.launch.kernel.cluster is None:
+        raise KernelFault(
+            FaultKind.TRAP,
+            f"{ins.op} to shared::cluster in a launch without clusters is an illegal instruction (CUDA error"
+            " 715); launch clusters, or declare .reqnctapercluster 1",
+        )
+
+
 def _copy(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
@@ -148,6 +160,8 @@ def _copy(
     reducing = ins.form.reduces
     refuse_unknown(ins, _KNOWN | OPERATIONS | {"noftz"} if reducing else _KNOWN)
     target_space, source_space = _spaces(ins)
+    if target_space == "shared::cluster" and source_space in SHARED_SPACES:
+        _check_clustered(cta, ins)
     multicast = ins.has("multicast::cluster")
     count = 3 if ins.has("bulk_group") else 4 + multicast
     arguments = [scalar_operand(argument) for argument in sources[:count]]
@@ -278,6 +292,7 @@ def _store(
     completes their bytes at an mbarrier there. The PTX ISA defines it for another CTA's memory only."""
     reducing = ins.op == "red.async"
     refuse_unknown(ins, _REDUCE | OPERATIONS if reducing else _STORE)
+    _check_clustered(cta, ins)
     shared = cta.cluster_shared
     width = _STORE_BYTES[ins.types[0]]
     values = sources[1] if isinstance(sources[1], tuple) else (sources[1],)

@@ -29,6 +29,7 @@ from gdnbench.sim.machine.engine_interface import (
     Values,
 )
 from gdnbench.sim.machine.shadow_cells import Cells, GlobalCells
+from gdnbench.sim.ptx.ir import Variable
 
 Bytes = npt.NDArray[np.uint8]
 Shadow = npt.NDArray[np.bool_]
@@ -140,17 +141,20 @@ class GlobalMemory:
         self.add(low, high - low, name, array)
         return int(array.ctypes.data)
 
-    def add_variable(self, name: str, size: int, align: int, init: bytes | None) -> int:
-        """Allocate a module's `.global` or `.const` variable, zero unless initialised; returns its
-        address."""
-        room = np.zeros(size + align, np.uint8)
-        start = -room.ctypes.data % align
-        if init is not None:
-            room[start : start + len(init)] = np.frombuffer(init, np.uint8)
-        base = int(room.ctypes.data) + start
-        self.symbols[name] = base
-        self.add(base, size, name, room)
-        return base
+    def add_variables(self, variables: Iterable[Variable]) -> None:
+        """Allocate a module's `.global` and `.const` variables, zero unless initialised, but for those that
+        `symbols` has. Headers of C++ libraries define thousands."""
+        made = []
+        for variable in variables:
+            if variable.space not in ("global", "const") or variable.name in self.symbols:
+                continue
+            room = np.zeros(variable.size + variable.align, np.uint8)
+            start = -room.ctypes.data % variable.align
+            if variable.init is not None:
+                room[start : start + len(variable.init)] = np.frombuffer(variable.init, np.uint8)
+            base = self.symbols[variable.name] = int(room.ctypes.data) + start
+            made.append(Allocation(base, variable.size, variable.name, room))
+        self.extend(made)
 
     def add_shadows(self, shadows: GlobalCells) -> None:
         """Have cells for all allocations in `shadows`, which may have had some before."""

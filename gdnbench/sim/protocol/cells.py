@@ -5,7 +5,8 @@ mbarriers by the PTX ISA: "Phase of the mbarrier object" (a phase completes once
 pending; the next one then waits for the expected count), "mbarrier.init", "mbarrier.inval",
 "mbarrier.arrive" (the count is at most the pending count), "mbarrier.expect_tx", "mbarrier.complete_tx",
 "mbarrier.test_wait, mbarrier.try_wait" (a wait for a parity ends while the current phase has the other
-parity), "cp.async.mbarrier.arrive". Named barriers by "bar, barrier": a round is over once as many threads
+parity), "cp.async.mbarrier.arrive", "clusterlaunchcontrol.try_cancel" (undefined once the CTA has read that a
+request failed). Named barriers by "bar, barrier": a round is over once as many threads
 have arrived as it was asked for, and all its arrivals ask for one number.
 """
 
@@ -18,7 +19,7 @@ from gdnbench.sim.protocol.events import Act, Kind
 
 class Cell(NamedTuple):
     """A barrier. `phase` counts the phases that are complete; of a named barrier `expected` is 0 between two
-    rounds."""
+    rounds. Of a CTA's launch control `tx` is 1 once it has read that a request failed."""
 
     phase: int = 0
     pending: int = 0
@@ -38,6 +39,12 @@ def apply(cell: Cell | None, act: Act) -> Cell | None:
         return Cell(0, act.amount, act.amount)
     if act.kind is Kind.JOIN:
         return _join(cell or Cell(), act)
+    if act.kind is Kind.REFUSED:
+        return Cell(tx=1)
+    if act.kind is Kind.REQUEST:
+        if cell is not None:
+            raise Fault("requests a cluster after its CTA has read that a request failed")
+        return None
     if cell is None:
         raise Fault(f"{act.kind.value} an mbarrier that is not initialised")
     if act.kind is Kind.INVAL:

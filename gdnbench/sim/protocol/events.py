@@ -32,6 +32,8 @@ class Kind(Enum):
     LEAVE = "leaves"  # a named barrier, once the round that the actor joined is over
     GIVE = "gives to"  # a pool: setmaxnreg.dec
     TAKE = "takes from"  # a pool: setmaxnreg.inc, which waits until the pool has enough; tcgen05.alloc
+    REQUEST = "requests a cluster by"  # clusterlaunchcontrol.try_cancel of a CTA
+    REFUSED = "reads that a request failed by"  # after which a request of that CTA is undefined
 
     @property
     def waits(self) -> bool:

@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gdnbench.sim.errors import KernelFault, UnsupportedError
 from gdnbench.sim.forked import in_a_copy
+from gdnbench.sim.host.device import device_for
 from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.machine.budget import check_cluster, is_clustered
 from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.grid import ctas_communicate
+from gdnbench.sim.machine.launch_grants import uses_launch_control
 from gdnbench.sim.machine.memory import GlobalMemory
 from gdnbench.sim.protocol.orders import Verdict, check
 from gdnbench.sim.protocol.recorder import ProtocolRecorder
@@ -47,7 +49,8 @@ class OrdersOfLaunches:
             if not hasattr(os, "fork"):
                 raise UnsupportedError("all orders on a system without fork")
             killed = f"all orders of {request.entry}: the process that checks them was killed"
-            parts = in_a_copy(lambda: check_launch(module, request, memory), killed)
+            sms = device_for(module.target).multiprocessors
+            parts = in_a_copy(lambda: check_launch(module, request, memory, sms), killed)
         except UnsupportedError as error:
             refused = error.what
         except KernelFault as fault:  # which the launch itself reports
@@ -64,39 +67,46 @@ def sampled_parts(count: int, most: int = SAMPLED) -> list[int]:
 
 
 def check_launch(
-    module: Module, request: LaunchRequest, memory: GlobalMemory, parts: Sequence[int] | None = None
+    module: Module, request: LaunchRequest, memory: GlobalMemory, sms: int | None = None
 ) -> tuple[CheckedPart, ...]:
-    """Run these CTAs of the launch, or clusters, and check all orders of each; without `parts`, `SAMPLED` of
-    them. Global memory changes as they change it. Raises as `record`."""
+    """Run `SAMPLED` CTAs of the launch, or clusters, and check all orders of each. Global memory changes as
+    they change it. Raises as `record`."""
     found = []
-    for part, recorder in record(module, request, memory, parts).items():
+    for part, recorder in record(module, request, memory, sms).items():
         protocol = recorder.protocol()
         if len(protocol.events) > EVENTS:
             why = f"{len(protocol.events)} events are more than {EVENTS}: take a smaller problem"
             found.append(CheckedPart(part, Verdict.OPEN, len(protocol.events), why=why))
             continue
-        unknown = recorder.resizes and not recorder.registers_known
-        assumed = ("no setmaxnreg waits: the registers of the launch are not known",) if unknown else ()
         try:
-            found.append(described(part, protocol, check(protocol), assumed))
+            found.append(described(part, protocol, check(protocol), _assumed(recorder)))
         except ValueError as error:  # some act on a barrier was not recorded
             why = f"not all acts on its barriers were recorded: {error}"
             found.append(CheckedPart(part, Verdict.OPEN, len(protocol.events), why=why))
     return tuple(found)
 
 
+def _assumed(recorder: ProtocolRecorder) -> tuple[str, ...]:
+    found = []
+    if recorder.resizes and not recorder.registers_known:
+        found.append("no setmaxnreg waits: the registers of the launch are not known")
+    if recorder.requests:
+        answers = f"{recorder.cancelled} of {recorder.requests} cancel a cluster"
+        found.append(f"requests to cancel a cluster have the answers of the run: {answers}")
+    return tuple(found)
+
+
 def record(
-    module: Module, request: LaunchRequest, memory: GlobalMemory, parts: Sequence[int] | None = None
+    module: Module, request: LaunchRequest, memory: GlobalMemory, sms: int | None = None
 ) -> dict[int, ProtocolRecorder]:
-    """Run these CTAs of the launch, or clusters, and return what was recorded by its number. Where CTAs may
-    wait for one another all run. Raises UnsupportedError for a launch that the check does not cover, and what
-    `run_observed` raises."""
+    """Run `SAMPLED` CTAs of the launch, or clusters, and return what was recorded by its number. Where CTAs
+    may wait for one another, or take the work of others, all run, on a GPU of `sms` multiprocessors. Raises
+    UnsupportedError for a launch that the check does not cover, and what `run_observed` raises."""
     kernel, size = module.kernels[request.entry], 1
     if is_clustered(kernel, request.cluster, request.preferred_cluster):
         if request.preferred_cluster not in (None, request.cluster):
             raise UnsupportedError("all orders of a launch with clusters of two shapes")
         size = math.prod(check_cluster(kernel, request.cluster, None))
-    parts = sampled_parts(math.prod(request.grid) // size) if parts is None else parts
     recorders: dict[int, ProtocolRecorder] = {}
     clusters: dict[int, ProtocolRecorder] = {}
 
@@ -111,9 +121,9 @@ def record(
             recorders[cta.cluster.place.ctas[0]] = recorder
         return recorder
 
-    together = ctas_communicate(kernel)
-    run_observed(module, request, memory, begin, None if together else parts)
-    if together:
-        ordered = sorted(recorders)
-        return {ordered[part]: recorders[ordered[part]] for part in parts}
-    return recorders
+    if not ctas_communicate(kernel) and not uses_launch_control(kernel):
+        run_observed(module, request, memory, begin, sampled_parts(math.prod(request.grid) // size), sms)
+        return recorders
+    run_observed(module, request, memory, begin, None, sms)
+    started = sorted(recorders)
+    return {started[part]: recorders[started[part]] for part in sampled_parts(len(started))}

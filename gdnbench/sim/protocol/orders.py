@@ -10,7 +10,8 @@ have all been. So the first act that meets another phase is one of these, with D
 - an arrival of phase n + 1 that is not after all acts of phase n in P;
 - a wait for phase n of which the actor can come to it while fewer phases are complete, by an even number;
 - a wait for phase n that none of the acts of phase n + 1 is after: phase n + 1 can be over before it;
-- an act of an mbarrier that is not after its init, or that its inval is not after.
+- an act of an mbarrier that is not after its init, or that its inval is not after;
+- a request to cancel a cluster that is not before each act by which its CTA reads that a request failed.
 
 Each condition is exact, and the smallest D that is closed downwards gives the shortest order. If none holds,
 no order stops before its end: of the events that are left, one is least in P. An arrival can always be done,
@@ -166,8 +167,7 @@ def _judged(orders: _Orders, states: int, drains: Set[int]) -> tuple[Checked, se
     broken = None if found is None else _replayed(machine, found)
     shortest = doubt is None
     if found is not None and broken is None and orders.given:  # one of its events waits for the pool
-        shortest, gifts = False, _union(orders.below[one] for one in orders.given)
-        broken = _replayed(machine, replace(found, events=found.events | gifts))
+        shortest, broken = False, _replayed(machine, _with_gifts(orders, found))
     if doubt is not None:
         searched = search(machine, states)
         shortest = searched.complete
@@ -258,6 +258,7 @@ def _broken(orders: _Orders) -> Iterator[_Candidate]:
     yield from _elsewhere(orders)
     yield from _wrong_waits(orders)
     yield from _outside_lifetime(orders)
+    yield from _late_requests(orders)
 
 
 def _elsewhere(orders: _Orders) -> Iterator[_Candidate]:
@@ -304,6 +305,22 @@ def _outside_lifetime(orders: _Orders) -> Iterator[_Candidate]:
             last = orders.invals.get(at)
             if last is not None and last != event and not orders.upto[last] >> event & 1:
                 yield _Candidate(Wrong.FAULT, upto | orders.upto[last], (last, event))
+
+
+def _late_requests(orders: _Orders) -> Iterator[_Candidate]:
+    """Requests that can come after their CTA has read that one failed."""
+    requests, refused = dict[int, list[int]](), list[tuple[int, int]]()
+    for event, acts in enumerate(orders.machine.acts):
+        for act, at in acts:
+            if act.kind is Kind.REQUEST:
+                requests.setdefault(at, []).append(event)
+            elif act.kind is Kind.REFUSED:
+                refused.append((event, at))
+    for reads, at in refused:
+        for event in requests.get(at, ()):
+            if not orders.upto[reads] >> event & 1:
+                before = orders.upto[event] | orders.upto[reads]
+                yield _Candidate(Wrong.FAULT, before, (reads, event))
 
 
 _PARTLY = "its phase may be over before it"
@@ -369,6 +386,34 @@ def _replayed(machine: Machine, found: _Candidate) -> Broken | None:
         if differs is not None:
             return Broken(differs[0], order, differs[1]) if final else None
         state = stepped[0]
+    return None
+
+
+def _with_gifts(orders: _Orders, found: _Candidate) -> _Candidate:
+    """The candidate with what must be given to pools before its events can take from them: of the gifts that
+    do not need its last event or the wait that is missed, those that need the fewest further events."""
+    kept = _mask(found.last) if found.waiter is None else 1 << found.waiter
+    events = found.events
+    gifts = {one for one in orders.given if not orders.below[one] & kept}
+    while (pool := _lacking(orders.machine, _members(events))) is not None:
+        more = [one for one in gifts if any(at == pool for _, at in orders.machine.acts[one])]
+        more = [one for one in more if not events >> one & 1]
+        if not more:
+            break
+        events |= orders.below[min(more, key=lambda one: ((orders.below[one] & ~events).bit_count(), one))]
+    return replace(found, events=events)
+
+
+def _lacking(machine: Machine, order: Iterable[int]) -> int | None:
+    """The first pool that has not enough for an event of this order; None if all have."""
+    left = dict[int, int]()
+    for event in order:
+        for act, at in machine.acts[event]:
+            if act.kind in (Kind.GIVE, Kind.TAKE):
+                given = act.amount if act.kind is Kind.GIVE else -act.amount
+                left[at] = left.get(at, act.size) + given
+                if left[at] < 0:
+                    return at
     return None
 
 

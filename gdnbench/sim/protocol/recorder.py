@@ -21,6 +21,7 @@ from gdnbench.sim.machine.barrier_state import BarrierWait
 from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.cta_pair import PairWait
 from gdnbench.sim.machine.engine_interface import LANES, Argument, Lanes, Results, Wait, Warp, Words
+from gdnbench.sim.machine.launch_grants import TRY_CANCEL
 from gdnbench.sim.machine.mbarrier import BYTES, PARITY_SHIFT, unpack
 from gdnbench.sim.machine.observer import Addresses, PathObserver, Pcs
 from gdnbench.sim.machine.operands import (
@@ -49,8 +50,8 @@ TENSOR_COLUMNS = 512
 
 class ProtocolRecorder(PathObserver):
     """Of a CTA under the schedule `late`, or of a cluster: made for the CTA of rank 0, it observes all.
-    Raises UnsupportedError for what the check does not cover: work that is handed out as CTAs ask for it, and
-    warps of which some lanes arrive at a barrier, or that exit before a barrier of the whole CTA."""
+    `requests` counts its requests to cancel a cluster. Raises UnsupportedError for what the check does not
+    cover: warps of which some lanes arrive at a barrier, or that exit before a barrier of the whole CTA."""
 
     def __init__(self, cta: Cta) -> None:
         if cta.config.schedule.kind != "late":
@@ -69,6 +70,7 @@ class ProtocolRecorder(PathObserver):
         self._landing: tuple[AsyncOperation, dict[int, Word]] | None = None
         self.registers_known = True
         self.resizes = False  # whether a warp has executed setmaxnreg
+        self.requests = 0
         self.member(cta)
 
     def member(self, cta: Cta) -> ProtocolRecorder:
@@ -99,8 +101,6 @@ class ProtocolRecorder(PathObserver):
         """See `Checker`."""
         self._landed()
         self._submitted = []
-        if ins.op.startswith("clusterlaunchcontrol"):
-            raise UnsupportedError(f"all orders of a kernel with {ins.op}: its work depends on the order")
         if ins.form.sync in _ARRIVALS:
             self._add(warp, ins, *self._arrivals(ins, lanes, sources))
         elif ins.op.startswith("setmaxnreg") and self.registers_known:
@@ -129,6 +129,11 @@ class ProtocolRecorder(PathObserver):
             self._resized(warp, ins)
         elif ins.op in ("tcgen05.alloc", "tcgen05.dealloc"):
             self._allocated(warp, ins, lanes, sources, previous)
+        elif ins.op == TRY_CANCEL:
+            self.requests += int(lanes.sum())
+            self._issue(warp, ins, Act(Kind.REQUEST, _launch_control(warp)))
+        elif ins.has("is_canceled") and (lanes & (results[0] == 0)).any():
+            self._add(warp, ins, Act(Kind.REFUSED, _launch_control(warp)))
         elif sync is Sync.INIT:
             self._add(warp, ins, *_acts(Kind.INIT, ins, lanes, sources))
         elif sync is Sync.INVALIDATE:
@@ -144,12 +149,15 @@ class ProtocolRecorder(PathObserver):
             self._add(warp, ins, Act(Kind.LEAVE, CLUSTER))
         elif any(one.signals for one in self._submitted):
             extra = ins.op == "cp.async.mbarrier.arrive" and not ins.has("noinc")
-            self._add(warp, ins, *(_acts(Kind.EXTRA, ins, lanes, sources) if extra else ()))
-            for operation in self._submitted:
-                self._issued[operation] = len(self._events) - 1
-            self._acted(warp)
+            self._issue(warp, ins, *(_acts(Kind.EXTRA, ins, lanes, sources) if extra else ()))
         elif sync not in _ARRIVALS:
             self._acted(warp)
+
+    def _issue(self, warp: Warp, ins: Instruction, *acts: Act) -> None:
+        self._add(warp, ins, *acts)
+        for operation in self._submitted:
+            self._issued[operation] = len(self._events) - 1
+        self._acted(warp)
 
     def on_submit(self, operation: AsyncOperation) -> None:
         """See `Checker`."""
@@ -164,6 +172,12 @@ class ProtocolRecorder(PathObserver):
     def on_cta_end(self) -> None:
         """See `Checker`."""
         self._landed()
+
+    @property
+    def cancelled(self) -> int:
+        """How many of the requests have cancelled a cluster."""
+        grants = self._ctas[0].grants
+        return 0 if grants is None else grants.granted
 
     def protocol(self) -> Protocol:
         """The events of the CTA or cluster, which has ended."""
@@ -303,6 +317,10 @@ def _shared(address: int) -> Shared:
 
 def _pair(warp: Warp, ins: Instruction) -> str:
     return f"{ins.op} of the pair {warp.rank // 2}"
+
+
+def _launch_control(warp: Warp) -> str:
+    return f"launch control of the CTA of rank {warp.rank}"
 
 
 def _number(sources: tuple[Argument, ...], lanes: Lanes) -> int:

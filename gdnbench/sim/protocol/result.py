@@ -136,8 +136,9 @@ def _phases(machine: Machine, state: State, event: int, broken: Broken) -> tuple
     """The barrier of a deviation, and which phase the event met in the run and meets now."""
     if broken.wrong is Wrong.MISSED:
         ((act, at),), (phase,) = machine.acts[event], machine.met[event]
+        until = "a phase before the first" if phase < 0 else f"phase {phase}"
         return _named(machine, at, act.barrier), (
-            f"it waits for the end of phase {phase}, and phase {phase + 1} is over too"
+            f"it waits for the end of {until}, and phase {phase + 1} is over too"
         )
     stepped = machine.step(state, event)
     assert stepped is not None

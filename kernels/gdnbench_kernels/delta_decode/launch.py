@@ -34,6 +34,7 @@ from gdnbench_kernels.launch_checks import (
     memory_span,
 )
 from gdnbench_kernels.params import by_name
+from gdnbench_kernels.plan import WARP
 from gdnbench_kernels.programs import SM90, SM100, SM103
 from gdnbench_kernels.state_slots import PADDING
 from gdnbench_kernels.validate import dtype_name
@@ -156,7 +157,13 @@ def launch_nothing() -> None:
 def _program(given: LaunchArguments, plan: DecodePlan | None, arch: str | None, *tap: Tap) -> Program:
     device = given.v.device
     target = arch or arch_of(device)
-    return given.compiled(plan or given.default_plan(multiprocessors(device, target)), target, *tap)
+    plan = plan or given.default_plan(multiprocessors(device, target))
+    if plan.ranked and len(given.v) > plan.ranked * WARP:
+        raise ValueError(
+            f"the plan ranks up to {plan.ranked * WARP} sequences, and the call has {len(given.v)}; take"
+            " a plan with a larger `ranked`, or 0"
+        )
+    return given.compiled(plan, target, *tap)
 
 
 def arch_of(device: torch.device) -> str:

@@ -62,7 +62,9 @@ from gdnbench_kernels.gdn_decode.decode_plan import (
 )
 from gdnbench_kernels.gdn_decode.kernel_values import Factors, Gates, KernelParams, Token, WorkTile
 from gdnbench_kernels.gdn_decode.sizes import HEAD_DIM
+from gdnbench_kernels.gdn_decode.slot_order import sequence_at
 from gdnbench_kernels.plan import BARRIER_BYTES, WARP
+from gdnbench_kernels.state_slots import PADDING
 
 I32, I64, F32 = cutlass.Int32, cutlass.Int64, cutlass.Float32
 
@@ -167,6 +169,8 @@ class StateUpdate:
             # Wait before launch_dependents: the next kernel must find all work before this kernel done.
             cute.arch.griddepcontrol_wait()
             cute.arch.griddepcontrol_launch_dependents()
+        if cutlass.const_expr(self.plan.ranked > 0):
+            work = replace(work, sequence=self.sequence_of(work.sequence, params.state_indices))
         slots, read = self.slots(work, params)
         self.load_qkv_async(work, params)
         given = self.load_gates(work, params)
@@ -360,6 +364,27 @@ class StateUpdate:
         last = ptx.load_index(address(params.num_accepted, (work.sequence,), 4)) - 1
         last = cutlass.max(cutlass.min(last, I32(self.tokens - 1)), I32(0))
         return own, self.broadcast(own, last)
+
+    @cute.jit
+    def sequence_of(self, place: cutlass.Int32, state_indices: cute.Tensor) -> cutlass.Int32:
+        """The sequence of the CTAs that come at `place`: the first sequences in the order of the call, the
+        others in ascending order of their first token's slot."""
+        if cutlass.const_expr(self.plan.started == 0):
+            return sequence_at(place, self.slots_from(I32(0), state_indices))
+        ctas = cute.arch.grid_dim()[0]
+        first = (self.plan.started + ctas - 1) // ctas
+        found = place
+        if place >= first:
+            found = first + sequence_at(place - first, self.slots_from(first, state_indices))
+        return found
+
+    def slots_from(self, first: Any, state_indices: cute.Tensor) -> list[Any]:
+        """The first tokens' slots of the sequences from `first` on, as `sequence_at` takes them."""
+        sequences = [first + (number * WARP + cute.arch.lane_idx()) for number in range(self.plan.ranked)]
+        last = cute.arch.grid_dim()[1] - 1
+        return [
+            ptx.load_index_if(last - own, address(state_indices, (own,), 4), PADDING) for own in sequences
+        ]
 
     @cute.jit
     def init_barriers(self, work: WorkTile) -> None:

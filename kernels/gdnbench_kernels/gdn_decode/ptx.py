@@ -81,6 +81,16 @@ def load_index(address: Any) -> Any:
     )
 
 
+def load_index_if(given: Any, address: Any, other: int) -> Any:
+    """As `load_index`; `other`, and no load, where `given` is negative."""
+    return cute.arch.inline_ptx(
+        "{ .reg .pred p; setp.ge.s32 p, {$r1}, 0; mov.b32 {$w0}, "
+        f"{other}; @p ld.global.b32 {{$w0}}, [{{$r0}}]; }}",
+        write_only_types=[I32],
+        read_only_args=[address, given],
+    )
+
+
 def load_float(address: Any, kind: Any) -> Any:
     """An element of f32, bf16 or f16 of global memory."""
     if kind is cutlass.Float32:

@@ -131,10 +131,14 @@ def build(
     passes: int,
     resident: int,
     spread: bool,
+    ranked: int,
+    started: int,
     tap: Tap | None = None,
 ) -> Build:
     """The object to compile and examples of its arguments; the options are those of `source`."""
-    plan = DecodePlan(rows, warps, transport, load, store, ctas_per_sm, pdl, passes, resident, spread)
+    plan = DecodePlan(
+        rows, warps, transport, load, store, ctas_per_sm, pdl, passes, resident, spread, ranked, started
+    )
     shown = examples(tokens, state_dtype, g_dtype, beta_dtype, bias_dtype, reads, tap)
     if tap is not None:
         from gdnbench_kernels.gdn_decode.kernel_sm90_taps import Tapped, TappedBulkLoads, TappedBulkUpdate

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernel named `sm100_auto` of gdn_prefill: that of `sm100`, `sm100_fused` and `sm100_fused_cp` which
-`prefill_plan.py` expects to be fastest for the shapes of the call, with its segments."""
+`prefill_plan.py` expects to be fastest for the shapes of the call, with its segments or its cut."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ def sm100_auto(
     """
     sequences, v = len(params.cu_seqlens) - 1, params.v
     plan = plan_of(len(v), max(1, sequences), v.shape[1], multiprocessors(v.device))
-    options: dict[str, Any] = {} if plan.segment is None else {"segment": plan.segment}
+    chosen = {"segment": plan.segment, "cut": plan.cut}
+    options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
     call = {name: value for name, value in by_name(params).items() if name not in NOT_TAKEN}
     return KERNELS[plan.kernel](**call, o=o, final_state=final_state, **options)

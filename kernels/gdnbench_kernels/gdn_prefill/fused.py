@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from gdnbench_kernels.delta_prefill.chunked import PrefillTensors
@@ -24,7 +25,8 @@ from gdnbench_kernels.gdn_prefill.launch_args import (
 )
 from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.gdn_prefill.sizes import HEAD_DIM
-from gdnbench_kernels.gdn_prefill.sources import fused_source
+from gdnbench_kernels.gdn_prefill.sources import check_cut, fused_source, rests_source, rounds_source
+from gdnbench_kernels.gpu import multiprocessors
 from gdnbench_kernels.params import takes_params
 from gdnbench_kernels.source import Source
 from gdnbench_kernels.validate import dtype_name
@@ -36,13 +38,50 @@ def sm100_fused(
     *,
     o: Tensor | None = None,
     final_state: Tensor | None = None,
+    cut: int | None = None,
 ) -> dict[str, Tensor]:
     """o [T, Hv, V] and final_state [N, Hv, V, K], written to the tensors of that name if they are given.
 
-    The arguments are those of `sm100` without stages.
+    The arguments are those of `sm100` without stages. With `cut`, a multiple of 64, the works of a last round
+    that does not fill the GPU are cut behind so many tokens, for two launches (fused_rounds.py) with the same
+    bits. The launch stays one where no such round follows a full one.
     """
     refuse(params)
+    if cut is not None:
+        check_cut(cut)
+        if len(params.v) and is_uneven(
+            (len(params.cu_seqlens) - 1) * params.v.shape[1], multiprocessors(params.v.device)
+        ):
+            return _launch_rounds(params, cut, o, final_state)
     return launch_fused(params, fused_source, o, final_state)
+
+
+def is_uneven(works: int, ctas: int) -> bool:
+    """Whether a round that does not fill the CTAs follows one that does."""
+    return works > ctas and works % ctas > 0
+
+
+def _launch_rounds(
+    params: PrefillParams, cut: int, o: Tensor | None, final_state: Tensor | None
+) -> dict[str, Tensor]:
+    check_inputs(params)
+    heads, value_heads, device = params.k.shape[1], params.v.shape[1], params.v.device
+    check_ctas(len(params.cu_seqlens) - 1, value_heads)
+    outputs = Outputs.allocate(params, o, final_state)
+    first = None if params.initial_state is None else contiguous_aligned(params.initial_state)
+    final = outputs.final_state
+    gates = (params.g.to(FLOAT32), params.beta.to(FLOAT32))
+    inputs = [
+        contiguous_aligned(tensor) for tensor in (params.q, params.k, params.v, *gates, params.cu_seqlens)
+    ]
+    of_first, of_final = (None if state is None else dtype_name(state.dtype) for state in (first, final))
+    ctas, scale = multiprocessors(device), default_scale(params.scale, HEAD_DIM)
+    carried = torch.empty((ctas, HEAD_DIM, HEAD_DIM), dtype=FLOAT32, device=device)
+    launch = compiled(device, rounds_source, heads, value_heads, of_first, of_final, params.beta_max)
+    launch(*inputs, first, carried, outputs.o, final, scale, cut, ctas)
+    launch = compiled(device, rests_source, heads, value_heads, of_final, params.beta_max)
+    launch(*inputs, None, carried, outputs.o, final, scale, cut, ctas)
+    return outputs.finish()
 
 
 def launch_fused(

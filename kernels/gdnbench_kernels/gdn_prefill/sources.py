@@ -63,13 +63,21 @@ def fused_sources(
     initial_state: StateDtype | None = "float32",
     final_state: StateDtype | None = "float32",
     beta_max: float = 1.0,
+    cut: int = 0,
 ) -> list[Source]:
-    """The one kernel of a fused call.
+    """The one kernel of a fused call, or the two of one whose last works are cut.
 
     heads, value_heads: H and Hv. initial_state, final_state: their dtypes, none for a call without. beta_max:
-    the largest beta, up to 2; beyond 1 the inverse takes three times the products.
+    the largest beta, up to 2; beyond 1 the inverse takes three times the products. cut: tokens behind which
+    the last works are cut, a multiple of 64; 0: they are not cut.
     """
-    return [fused_source(heads, value_heads, initial_state, final_state, beta_max)]
+    if not cut:
+        return [fused_source(heads, value_heads, initial_state, final_state, beta_max)]
+    check_cut(cut)
+    return [
+        rounds_source(heads, value_heads, initial_state, final_state, beta_max),
+        rests_source(heads, value_heads, final_state, beta_max),
+    ]
 
 
 def metadata_source() -> Source:
@@ -137,6 +145,50 @@ def fused_source(
         final_state=final_state,
         beta_max=2 if beta_max > 1 else 1,
     )
+
+
+def rounds_source(
+    heads: int,
+    value_heads: int,
+    initial_state: StateDtype | None,
+    final_state: StateDtype | None,
+    beta_max: float,
+) -> Source:
+    """`ChunkRounds`, the first launch of a call whose last works are cut, with the builds of
+    `fused_source`."""
+    check_heads(heads, value_heads)
+    check_states(initial_state, final_state)
+    check_beta_max(beta_max)
+    return Source.create(
+        "gdn_prefill.chunk_rounds",
+        f"{__name__}:build_rounds",
+        heads=heads,
+        value_heads=value_heads,
+        initial_state=initial_state,
+        final_state=final_state,
+        beta_max=2 if beta_max > 1 else 1,
+    )
+
+
+def rests_source(heads: int, value_heads: int, final_state: StateDtype | None, beta_max: float) -> Source:
+    """`ChunkRests`, the second launch, which reads no initial state."""
+    check_heads(heads, value_heads)
+    check_states(final_state)
+    check_beta_max(beta_max)
+    return Source.create(
+        "gdn_prefill.chunk_rests",
+        f"{__name__}:build_rests",
+        heads=heads,
+        value_heads=value_heads,
+        final_state=final_state,
+        beta_max=2 if beta_max > 1 else 1,
+    )
+
+
+def check_cut(cut: int) -> None:
+    """Raises ValueError for a cut that is not between chunks."""
+    if cut < CHUNK or cut % CHUNK:
+        raise ValueError(f"works are cut behind a multiple of {CHUNK} tokens, not behind {cut}")
 
 
 def check_heads(heads: int, value_heads: int) -> None:
@@ -271,6 +323,51 @@ def build_fused(
         of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM),
         of.states(final_state, value_heads),
         cutlass.Float32(1.0),
+        cutlass.Int32(1),
+        of.stream(),
+    )
+
+
+def build_rounds(
+    heads: int,
+    value_heads: int,
+    initial_state: StateDtype | None,
+    final_state: StateDtype | None,
+    beta_max: int,
+) -> Build:
+    """q, k, v, g, beta, cu_seqlens, initial_state, carried, o, final_state, scale, cut, ctas."""
+    from gdnbench_kernels.gdn_prefill.fused_rounds import ChunkRounds
+
+    kernel = ChunkRounds(heads, value_heads, split=beta_max > 1)
+    return kernel, _rounds(heads, value_heads, initial_state, final_state)
+
+
+def build_rests(heads: int, value_heads: int, final_state: StateDtype | None, beta_max: int) -> Build:
+    """The arguments of `build_rounds`, without an initial state."""
+    from gdnbench_kernels.gdn_prefill.fused_rounds import ChunkRests
+
+    return ChunkRests(heads, value_heads, split=beta_max > 1), _rounds(heads, value_heads, None, final_state)
+
+
+def _rounds(
+    heads: int, value_heads: int, initial_state: StateDtype | None, final_state: StateDtype | None
+) -> tuple[Any, ...]:
+    import cutlass
+
+    of = Examples()
+    return (
+        of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
+        of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
+        of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM),
+        of.tensor("float32", of.tokens, value_heads),
+        of.tensor("float32", of.tokens, value_heads),
+        of.tensor("int32", of.offsets),
+        of.states(initial_state, value_heads),
+        of.tensor("float32", of.chunks, HEAD_DIM, HEAD_DIM),
+        of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM),
+        of.states(final_state, value_heads),
+        cutlass.Float32(1.0),
+        cutlass.Int32(CHUNK),
         cutlass.Int32(1),
         of.stream(),
     )

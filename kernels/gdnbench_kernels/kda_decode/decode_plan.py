@@ -35,16 +35,17 @@ def with_channels(plan: DecodePlan) -> ChannelPlan:
 
 def default_plans(state_dtype: str, tokens: int) -> tuple[ChannelPlan, ChannelPlan, ChannelPlan]:
     """The plans for few, medium and many states."""
-    small, middle, large = map(with_channels, decode_plan.default_plans(state_dtype, tokens))
+    small, middle, large = map(with_channels, decode_plan.default_plans(state_dtype, tokens)[:3])
     return small, middle, large
 
 
 def default_plan(
     batch: int, value_heads: int, state_dtype: str, tokens: int, multiprocessors: int
 ) -> ChannelPlan:
-    """The default plan of a call: gdn_decode's choice, by the resident CTAs of `ChannelUpdate`."""
+    """The default plan of a call: gdn_decode's choice, by the resident CTAs of `ChannelUpdate`. Plans in the
+    order of slots have not been measured here."""
     found = decode_plan.default_plan(
-        batch, value_heads, state_dtype, tokens, multiprocessors, small_ctas=SMALL_CTAS
+        batch, value_heads, state_dtype, tokens, multiprocessors, small_ctas=SMALL_CTAS, by_slot=False
     )
     return with_channels(found)
 
@@ -53,4 +54,5 @@ def candidate_plans(batch: int, value_heads: int, state_dtype: str, tokens: int)
     """Plans worth measuring for such a call, starting with an H200's default."""
     first = default_plan(batch, value_heads, state_dtype, tokens, H200_SMS)
     swept = decode_plan.candidate_plans(batch, value_heads, state_dtype, tokens)
-    return tuple(dict.fromkeys((first, *map(with_channels, swept))))
+    plans = (with_channels(plan) for plan in swept if not plan.ranked)
+    return tuple(dict.fromkeys((first, *plans)))

@@ -133,13 +133,17 @@ def build(
     passes: int,
     resident: int,
     spread: bool,
+    ranked: int,
+    started: int,
     tap: Tap | None = None,
 ) -> Build:
     """The object to compile and examples of its arguments; the options are those of `source`."""
     from gdnbench_kernels.gdn_decode.example_tensors import ExampleTensors, number, stream
     from gdnbench_kernels.kda_decode.kernel_sm90 import ChannelBulkLoads, ChannelBulkUpdate, ChannelUpdate
 
-    plan = ChannelPlan(rows, warps, transport, load, store, ctas_per_sm, pdl, passes, resident, spread)
+    plan = ChannelPlan(
+        rows, warps, transport, load, store, ctas_per_sm, pdl, passes, resident, spread, ranked, started
+    )
     made: dict[str, type[ChannelUpdate]] = {
         "registers": ChannelUpdate,
         "bulk_in": ChannelBulkLoads,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
@@ -83,13 +83,14 @@ def launch(
     memory: GlobalMemory | None = None,
     track: bool = True,
     registers: int | None = None,
+    cluster: tuple[int, int, int] | None = None,
 ) -> Launch:
-    """A launch of one CTA."""
+    """A launch of one CTA; `cluster` is the kernel's .reqnctapercluster."""
     module = _module("membar.cta")
     config = MachineConfig(Schedule.parse(schedule), track=track, registers=registers)
     return Launch(
         module=module,
-        kernel=module.kernels["k"],
+        kernel=replace(module.kernels["k"], cluster=cluster),
         grid=(1, 1, 1),
         block=(threads, 1, 1),
         param=param,

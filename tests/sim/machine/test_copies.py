@@ -152,8 +152,14 @@ STORE = "cp.async.bulk.global.shared::cta.bulk_group [%d1], [%s], %n"
 WITHIN = "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%t], [%s], %n, [%a]"
 
 
+def test_copies_to_the_cluster_need_one() -> None:
+    """An H200 answers with error 715: silicon/cluster_copies.py, `bulk_copies` of one CTA."""
+    with fault(FaultKind.TRAP, "in a launch without clusters"):
+        Data().issue(WITHIN, t=TILE + 4096, s=TILE, n=512, a=BAR)
+
+
 def test_bulk_load_and_store() -> None:
-    data = Data()
+    data = Data(cluster=(1, 1, 1))
     data.issue("mbarrier.init.shared.b64 [%a], %n", a=BAR, n=1)
     data.issue("mbarrier.arrive.expect_tx.shared.b64 _, [%a], %n", a=BAR, n=1024)
     data.issue(LOAD, s=TILE, d1=data.base, n=512, a=BAR)
@@ -222,7 +228,7 @@ def test_bulk_faults() -> None:
 
 
 def test_st_async() -> None:
-    data = Data()
+    data = Data(cluster=(1, 1, 1))
     data.issue("mbarrier.init.shared.b64 [%a], %n", a=BAR, n=1)
     data.issue("mbarrier.arrive.expect_tx.shared.b64 _, [%a], %n", a=BAR, n=LANES * 16)
     text = "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.s32 [%s], {%r0, %r1, %r2, %r3}, [%a]"

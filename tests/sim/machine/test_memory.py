@@ -16,6 +16,7 @@ from gdnbench.sim.machine.engine_interface import (
 )
 from gdnbench.sim.machine.memory import GlobalMemory, LocalMemory, ParameterMemory, resolve, resolve_lanes
 from gdnbench.sim.machine.shared_memory import SharedMemory
+from gdnbench.sim.ptx.ir import Variable
 from tests.sim.machine.bench import ALL, NONE, ONE
 
 LANE = np.arange(LANES, dtype=np.uint64)
@@ -122,10 +123,17 @@ def test_overlapping_views_are_one_allocation() -> None:
 
 def test_variables() -> None:
     memory = GlobalMemory()
-    base = memory.add_variable("table", 64, 128, b"\1\2")
+    table = Variable("table", "global", 64, 128, 0, b"\1\2")
+    memory.add_variables([table, Variable("tile", "shared", 64, 128, 0), Variable("c", "const", 8, 8, 0)])
+    base = memory.symbols["table"]
     assert base % 128 == 0
-    assert memory.symbols["table"] == base
     assert memory.view(base, 4).tolist() == [1, 2, 0, 0]
+    assert memory.symbols.keys() == {"table", "c"}
+    memory.view(base, 1)[0] = 7
+    memory.add_variables([table])  # the next launch of the module
+    assert memory.symbols["table"] == base
+    assert len(memory.allocations) == 2
+    assert memory.view(base, 1)[0] == 7
 
 
 @pytest.mark.parametrize("width", [2, 4, 8, 16])

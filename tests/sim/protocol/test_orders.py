@@ -255,3 +255,15 @@ def test_a_drain_whose_landing_a_later_commit_follows_is_harmless_if_commits_arr
     found = check(Protocol(events, {0: 0, 1: 0}))
     assert found.verdict is Verdict.PROVED
     assert [events[one].text for one in found.late] == ["first commit"]
+
+
+def test_an_order_gets_only_the_gifts_that_it_needs():
+    """Warp 1 can meet the others once warp 2 has given; then warp 0 overtakes it, as in the ring without
+    releases. A second gift to the pool comes after all of that."""
+    take, give = Act(Kind.TAKE, "pool", 8), Act(Kind.GIVE, "pool", 8)
+    events = [event(2, give), event(1, take), *ring(2, releases=False)]
+    found = check(Protocol([*events, event(1, give), event(1, take)]), states=1)
+    assert found.broken.wrong is Wrong.MISSED
+    assert found.broken.order[:2] == (0, 1)
+    # The gift, what is taken, and those of `test_a_producer_that_waits_for_nothing_overtakes_its_consumer`.
+    assert len(found.broken.order) == 2 + 2 + 3 + 2

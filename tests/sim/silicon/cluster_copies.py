@@ -37,7 +37,7 @@ def words_there(asked: Questions, label: str, words: int, at: str = "%r10") -> N
         asked.store(f"{label}, word {i}", "%r6")
 
 
-def async_stores() -> MicroKernel:
+def async_stores(ctas: int = 4) -> MicroKernel:
     """st.async of every type and vector to the next CTA: 16 bytes a thread that held 0xA5; one phase each."""
     asked = Questions()
     asked.add(
@@ -57,7 +57,8 @@ st.async{".weak" if phase % 2 else ""}.shared::cluster.mbarrier::complete_tx::by
         asked.store(f"st.async.{width}: its bytes have arrived", "%r23")
         words_there(asked, f"st.async.{width}", 4)
         asked.add(SYNC)
-    return asked.kernel("async_stores", 4, x=random_u32(511, 4 * 32))
+    name = "async_stores" if ctas == 4 else f"async_stores_of_{ctas}"
+    return asked.kernel(name, ctas, x=random_u32(511, ctas * 32))
 
 
 REDUCTIONS = (
@@ -110,10 +111,13 @@ BULK = (
 )
 
 
-def bulk_copies(ctas: int, to: str = "next") -> MicroKernel:
-    """cp.async.bulk from a CTA's shared memory to the next one's, or to its own."""
+def bulk_copies(ctas: int, to: str = "next", directives: str = "") -> MicroKernel:
+    """cp.async.bulk from a CTA's shared memory to the next one's, or to its own: `to` is the special register
+    of its rank, or `window`, where addresses of shared::cta are given as ones of shared::cluster."""
     asked = Questions(128)
-    if to != "next":
+    if to == "window":
+        asked.add("mov.u32 %far, %buf;\nmov.u32 %there, %bar;")
+    elif to != "next":
         asked.add(
             f"mapa.shared::cluster.u32 %far, %buf, %{to};\nmapa.shared::cluster.u32 %there, %bar, %{to};"
         )
@@ -139,8 +143,8 @@ add.u32 %r13, %far, {target};
         asked.store(f"{size} bytes from {source} to {target} have arrived", "%r23")
         words_there(asked, f"{size} bytes from {source} to {target}", 8)
         asked.add(SYNC)
-    name = f"bulk_copies{'' if to == 'next' else f'_to_{to}'}_of_{ctas}"
-    return asked.kernel(name, ctas, x=random_u32(513, ctas * 128))
+    name = f"bulk_copies{'' if to == 'next' else f'_to_{to}'}_of_{ctas}{'_explicit' if directives else ''}"
+    return asked.kernel(name, ctas, x=random_u32(513, ctas * 128), directives=directives)
 
 
 BULK_REDUCTIONS = (
@@ -149,12 +153,12 @@ BULK_REDUCTIONS = (
 )
 
 
-def bulk_reductions() -> MicroKernel:
-    """cp.reduce.async.bulk from every CTA into 256 bytes of rank 2: 8 bytes a thread."""
+def bulk_reductions(ctas: int = 4, to: int = 2) -> MicroKernel:
+    """cp.reduce.async.bulk from every CTA into 256 bytes of rank `to`: 8 bytes a thread."""
     asked = Questions()
     asked.add(
         "ld.global.b32 %r1, [%in];\nmul.lo.u32 %r2, %r1, 1664525;\nadd.u32 %r7, %buf, 1024;\n"
-        "mapa.shared::cluster.u32 %r12, %buf, 2;\nmapa.shared::cluster.u32 %r13, %bar, 2;\n"
+        f"mapa.shared::cluster.u32 %r12, %buf, {to};\nmapa.shared::cluster.u32 %r13, %bar, {to};\n"
         "mad.lo.u32 %r10, %t, 8, %buf;\nmad.lo.u32 %r11, %t, 8, %r7;\n" + init(1)
     )
     for phase, operation in enumerate(BULK_REDUCTIONS):
@@ -164,13 +168,13 @@ def bulk_reductions() -> MicroKernel:
             f"""st.shared.v2.b32 [%r11], {{{own}}};
 st.shared.b64 [%r10], {start};
 fence.proxy.async.shared::cta;
-setp.eq.and.u32 %p, %rank, 2, %one;
-@%p mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [full], 1024;
+setp.eq.and.u32 %p, %rank, {to}, %one;
+@%p mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [full], {256 * ctas};
 {SYNC}
 @%one cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.{operation}
     [%r12], [%r7], 256, [%r13];
 mov.b32 %r23, 2;
-setp.eq.u32 %q, %rank, 2;
+setp.eq.u32 %q, %rank, {to};
 @!%q bra R{phase}_NOT;
 {wait(phase & 1, label=f"R{phase}")}
 R{phase}_NOT:
@@ -179,7 +183,8 @@ ld.shared.b64 %d2, [%r10];"""
         )
         asked.store(f"{operation}: its bytes have arrived", "%r23")
         asked.store(operation, "%d2", "b64")
-    return asked.kernel("bulk_reductions", 4, x=random_u32(514, 4 * 32))
+    name = "bulk_reductions" if ctas == 4 else f"bulk_reductions_of_{ctas}"
+    return asked.kernel(name, ctas, x=random_u32(514, ctas * 32))
 
 
 # Of a cluster of `size`: the CTA that issues, the mask, bytes, from where in x and to where in each `buffer`.
@@ -331,3 +336,16 @@ KERNELS: tuple[Callable[[], MicroKernel], ...] = (
 TO_ITSELF: tuple[Callable[[], MicroKernel], ...] = tuple(
     partial(bulk_copies, ctas, "rank") for ctas in (1, 2)
 )
+CLUSTER_OF_ONE: tuple[Callable[[], MicroKernel], ...] = (
+    partial(bulk_copies, 1, "rank", ".reqnctapercluster 1"),
+    partial(bulk_copies, 1, "window"),
+    partial(bulk_copies, 1, "window", ".reqnctapercluster 1"),
+    partial(bulk_copies, 2, "window"),
+)
+"""An H200 refuses copies to shared::cluster in a launch without clusters, whatever the address."""
+ALONE: tuple[Callable[[], MicroKernel], ...] = (
+    partial(async_stores, 1),
+    partial(async_reductions, 1),
+    partial(bulk_reductions, 1, 0),
+)
+"""An H200 refuses these too in a launch without clusters."""

@@ -50,24 +50,23 @@ FAMILIES = {
     "cluster_memory": cluster_memory.KERNELS,
     "cluster_barriers": cluster_barriers.KERNELS,
     "cluster_copies": cluster_copies.KERNELS,
+    "cluster_steps": cluster_barriers.STEPS,
+    "cluster_atomics": cluster_memory.ATOMIC,
+    "cluster_alone": cluster_copies.ALONE,
+    "cluster_explicit": cluster_memory.EXPLICIT,
+    "cluster_self": cluster_copies.TO_ITSELF,
+    "cluster_of_one": cluster_copies.CLUSTER_OF_ONE,
+    "compiled": compiled.KERNELS,
     "grid_dependency": grid_dependency.KERNELS,
 }
 
-UNRECORDED = {
-    "cluster_steps": cluster_barriers.STEPS,
-    "cluster_atomics": cluster_memory.ATOMIC,
-    "cluster_self": cluster_copies.TO_ITSELF,
-    "compiled": compiled.KERNELS,
-    "ptxas": cluster_memory.OF_PTXAS,
-}
-"""No GPU has answered these yet: `scripts/sim_silicon.py --record` takes them, and they then belong above. An
-H200 was seen to answer the two of `ptxas` otherwise than the PTX ISA says, and a copy to the own CTA without
-a cluster with an illegal instruction (docs/clusters.md)."""
+OTHERWISE = {"ptxas": cluster_memory.OF_PTXAS}
+"""An H200 answered these otherwise than the PTX ISA says, the simulator as it says: `test_ptxas.py`."""
 
 
 @cache
 def kernels(family: str) -> dict[str, MicroKernel]:
-    built = [make() for make in (FAMILIES | UNRECORDED)[family]]
+    built = [make() for make in (FAMILIES | OTHERWISE)[family]]
     by_name = {kernel.name: kernel for kernel in built}
     assert len(by_name) == len(built), f"two kernels of {family} have one name"
     return by_name

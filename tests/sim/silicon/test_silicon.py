@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from functools import cache
 
-import numpy as np
 import pytest
 
 from gdnbench.sim.errors import KernelFault
 from gdnbench.sim.run import ENGINES
 from tests.sim.silicon.capture import Capture, load
-from tests.sim.silicon.registry import FAMILIES, UNRECORDED, kernels
+from tests.sim.silicon.registry import FAMILIES, kernels
 from tests.sim.silicon.replay import differences, simulate
 from tests.subset import quick
 
@@ -57,15 +56,3 @@ def test_bits_equal(family: str, name: str, engine: str) -> None:
         return
     found = list(differences(kernel, simulate(kernel, capture, engine), capture))
     assert not found, "\n".join((f"{len(found)} answers differ", *found))
-
-
-WAITING = [(family, name) for family in UNRECORDED for name in kernels(family)]
-
-
-@pytest.mark.every(3)
-@pytest.mark.parametrize(("family", "name"), quick(WAITING, 0, 12))
-def test_engines_agree_until_a_gpu_answers(family: str, name: str) -> None:
-    kernel = kernels(family)[name]
-    one, other = (simulate(kernel, Capture({}), engine) for engine in ENGINES)
-    for buffer, rows in one.items():
-        np.testing.assert_array_equal(rows, other[buffer])
