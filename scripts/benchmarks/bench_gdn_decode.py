@@ -233,7 +233,7 @@ def failed(timings: Iterable[Timed], first: str) -> list[str]:
             found.append(f"{shape.where}: {first}: {'not there' if one is None else one.outcome}")
             continue
         pair = next((pair for pair in timing.pairs if pair.other == PEER), None)
-        if shape.target is None or timing.kernel(PEER) is None:
+        if shape.target is None or first == PEER or timing.kernel(PEER) is None:
             continue
         if pair is None or pair.interval is None:
             found.append(f"{shape.where}: {PEER} has no time to hold it to")
@@ -308,14 +308,20 @@ def load_kept(path: Path, shape: type[Shape] = Shape) -> dict[str, list[Timed]]:
     }
 
 
-def save_kept(out: Path, kept: Mapping[str, Sequence[Timed]], op: str = Shape.op) -> None:
+def save_kept(
+    out: Path,
+    kept: Mapping[str, Sequence[Timed]],
+    op: str = Shape.op,
+    written: Callable[[Mapping[str, Sequence[Timed]], str], str] = page,
+) -> None:
+    """`written` makes README.md."""
     plain = {
         name: [{"shape": asdict(shape), "timing": timing.to_json()} for shape, timing in timings]
         for name, timings in kept.items()
     }
     out.mkdir(parents=True, exist_ok=True)
     (out / "timings.json").write_text(json.dumps(plain, allow_nan=False) + "\n", encoding="utf-8")
-    (out / "README.md").write_text(page(kept, op), encoding="utf-8")
+    (out / "README.md").write_text(written(kept, op), encoding="utf-8")
 
 
 def with_plan(plan: Any, op: str = Shape.op) -> LoadedKernel:
@@ -383,7 +389,8 @@ def left_by(kernel: LoadedKernel, call: Call, name: str = Shape.op) -> dict[str,
 
     op = operation(name)
     given = op.convert(call, conversion(call, op, kernel).target)
-    given = replace(given, tensors={**given.tensors, "state": given.tensors["state"].clone()})
+    if "state" in given.tensors:
+        given = replace(given, tensors={**given.tensors, "state": given.tensors["state"].clone()})
     return dict(op.convert_outputs(call_kernel(given, op, kernel), given.conventions, call.conventions))
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gdn_prefill's context-parallel kernel with segments so short that small calls are cut, as kernels of a
-user's."""
+"""gdn_prefill's context-parallel kernels with segments so short that small calls are cut, and the kernel for
+Hopper with all rows of a state in a CTA, as kernels of a user's."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from typing import Any
 
 from gdnbench_kernels.gdn_prefill.contract import OPERATION
 from gdnbench_kernels.gdn_prefill.fused_cp import sm100_fused_cp
+from gdnbench_kernels.gdn_prefill.sm90 import sm90
+from gdnbench_kernels.gdn_prefill.sm90_cp import sm90_fused_cp, sm90_prepared
 
 
-def _cut(segment: int) -> Any:
-    kernel: Any = partial(sm100_fused_cp, segment=segment)
-    kernel.conventions = OPERATION.kernels["sm100_fused_cp"].conventions
+def _kernel(name: str, function: Any, **options: int) -> Any:
+    kernel: Any = partial(function, **options)
+    kernel.conventions = OPERATION.kernels[name].conventions
     return kernel
 
 
-cut_at_64, cut_at_128 = map(_cut, (64, 128))
+cut_at_64, cut_at_128 = (_kernel("sm100_fused_cp", sm100_fused_cp, segment=segment) for segment in (64, 128))
+sm90_cut_at_64 = _kernel("sm90_fused_cp", sm90_fused_cp, segment=64)
+sm90_wide = _kernel("sm90_fused", sm90, slices=1)
+sm90_wide_cut_at_64 = _kernel("sm90_fused_cp", sm90_fused_cp, segment=64, slices=1)
+sm90_prepared_wide = _kernel("sm90_prepared", sm90_prepared, slices=1)
+sm90_prepared_cut_at_64 = _kernel("sm90_prepared", sm90_prepared, segment=64)

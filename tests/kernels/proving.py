@@ -52,6 +52,11 @@ from gdnbench_kernels.v4_decode.contract import SERVED as V4_SERVED
 
 CUT = f"{Path(__file__).with_name('prefill_plans.py')}:cut_at_64"
 """gdn_prefill's sm100_fused_cp with segments of 64 tokens: those of its own cut none of the grid's calls."""
+SM90_PLANS = tuple(
+    f"{Path(__file__).with_name('prefill_plans.py')}:{name}"
+    for name in ("sm90_wide", "sm90_cut_at_64", "sm90_prepared_wide", "sm90_prepared_cut_at_64")
+)
+"""Hopper's kernels with all rows of a state in a CTA, and by segments of 64 tokens."""
 CAPTURES = Path(__file__).parents[2] / "captures"
 
 CASE_SECONDS = 60.0
@@ -85,7 +90,12 @@ GRIDS: Final = {
     grid.op: grid
     for grid in (
         # test_chunk_*.py run each of its kernels under the other schedules.
-        Grid("gdn_prefill", gdn_prefill_cases, ("sm100", "sm100_fused", CUT), schedules=("late",)),
+        Grid(
+            "gdn_prefill",
+            gdn_prefill_cases,
+            ("sm100", "sm100_fused", CUT, "sm90_fused", "sm90_prepared", *SM90_PLANS),
+            schedules=("late",),
+        ),
         Grid("gdn_decode", gdn_decode_cases, ("cute",)),
         Grid("kda_decode", kda_decode_cases, ("cute",)),
         Grid("kda_prefill", kda_prefill_cases, ("sm100_fused",), schedules=("late",)),

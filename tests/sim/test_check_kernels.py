@@ -77,6 +77,10 @@ SLOW = [
     ("gdn_prefill sm100_fused", "beta to 2, a tail"),
     ("gdn_prefill sm100_fused_cp", "NaN behind a tail"),
     ("gdn_prefill sm100", "beta to 2, a tail"),
+    ("gdn_prefill sm90_fused", "NaN behind a tail"),
+    ("gdn_prefill sm90_wide", "beta to 2, a tail"),
+    ("gdn_prefill sm90_cut_at_64", "NaN behind a tail"),
+    ("gdn_prefill sm90_prepared_cut_at_64", "NaN behind a tail"),
     ("gdn_decode cute, bulk", "bf16, drafts"),
     ("kda_decode cute, bulk, tapped", "bf16, drafts"),
     ("swa_decode sm100", "per token, -1 in 25% of a row"),
@@ -183,8 +187,9 @@ def test_a_line_that_was_not_finished_is_replaced(tmp_path: Path) -> None:
 NOT_CHECKED = {"vllm", "vllm_triton", "sglang", "sglang_cutedsl", "flashinfer_cp", "flashinfer_plain"}
 """Kernels of packages that are not installed for tests, and two by which `flashinfer` is told what to choose;
 docs/compatibility.md has their runs."""
-CHOICES = {"sm100_auto", "sm100_fused_cp"}
-"""The first calls kernels that are there; the second is there with segments that cut the grid's calls."""
+CHOICES = {"sm100_auto", "sm100_fused_cp", "sm90", "sm90_fused_cp"}
+"""Those that choose call kernels that are there; the others are there with segments that cut the grid's
+calls."""
 
 
 def test_every_kernel_that_is_simulated_is_there() -> None:

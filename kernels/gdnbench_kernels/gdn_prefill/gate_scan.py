@@ -22,11 +22,12 @@ class Gate(IntEnum):
     DECAY = 2  # exp(g_cu)
 
 
-def decay(exponent: cutlass.Float32) -> cutlass.Float32:
-    """exp of a non-positive number, for results that are rounded to bf16 next. Where the result is normal,
+def decay(exponent: cutlass.Float32, unit: float = 1.0) -> cutlass.Float32:
+    """exp of `unit` (1, or log 2) times a non-positive number, for results that are rounded to bf16 next.
+    Where the result is normal,
     |exponent log2 e| is at most L = 127: two roundings of it change the result by 2^-24 L ln 2 each, and
     exp2.approx by 2^-22. The total is below 2^-16; half an ULP of bf16 is 2^-9."""
-    return cute.math.exp2(exponent * LOG2_E, fastmath=True)
+    return cute.math.exp2(exponent * LOG2_E if unit == 1.0 else exponent, fastmath=True)
 
 
 DEGREE = 9
@@ -35,8 +36,9 @@ LEAST_EXPONENT = -128.0
 
 
 @cute.jit
-def rounded_decay(exponent: cutlass.Float32) -> cutlass.Float32:
-    """exp of a non-positive number, to 0.5 + 2^-12 ULP of f32, for factors that are multiplied from chunk to
+def rounded_decay(exponent: cutlass.Float32, unit: cutlass.Constexpr = 1.0) -> cutlass.Float32:
+    """exp of `unit` (1, or log 2) times a non-positive number, to 0.5 + 2^-12 ULP of f32, for factors that
+    are multiplied from chunk to
     chunk: their error affects the whole state and accumulates. NaN stays.
 
     In fp64, exp(x) = 2^n exp(r) with n = round(x log2 e) and r = x - n ln 2, |r| < 0.347. The error of r is n
@@ -45,12 +47,18 @@ def rounded_decay(exponent: cutlass.Float32) -> cutlass.Float32:
     relative error before the one rounding to f32 is below 2^-36; half an ULP is at least 2^-25 of the result,
     more for subnormals.
     """
-    least = cutlass.Float32(LEAST_EXPONENT)
+    least = cutlass.Float32(LEAST_EXPONENT / unit)
     x = cutlass.Float64(least if exponent < least else exponent)
+    in_log2 = cutlass.const_expr(unit != 1.0)
     n = cute.arch.inline_ptx(
-        "cvt.rni.s32.f64 {$w0}, {$r0};", write_only_types=[cutlass.Int32], read_only_args=[x * LOG2_E]
+        "cvt.rni.s32.f64 {$w0}, {$r0};",
+        write_only_types=[cutlass.Int32],
+        read_only_args=[x if in_log2 else x * LOG2_E],
     )
-    r = x - cutlass.Float64(n) * math.log(2)
+    if cutlass.const_expr(in_log2):
+        r = (x - cutlass.Float64(n)) * unit
+    else:
+        r = x - cutlass.Float64(n) * math.log(2)
     total = cutlass.Float64(1 / math.factorial(DEGREE))
     for power in cutlass.range_constexpr(DEGREE - 1, -1, -1):
         total = total * r + 1 / math.factorial(power)
@@ -67,16 +75,19 @@ def power_of_two(n: cutlass.Int32) -> cutlass.Float64:
 
 
 @cute.jit
-def scan(r_g: cute.Tensor, r_sum: cute.Tensor, lane: cutlass.Int32) -> None:
-    """r_sum = inclusive sums of r_g, whose values are at most 0: computed in fp64, rounded once, never
-    increasing. Lane l has values 2l and 2l + 1 of 64."""
+def scan(r_g: cute.Tensor, r_sum: cute.Tensor, lane: cutlass.Int32, unit: cutlass.Constexpr = 1.0) -> None:
+    """r_sum = inclusive sums of r_g, whose values are at most 0, in units of `unit`: computed in fp64,
+    rounded once, never increasing. Lane l has values 2l and 2l + 1 of 64."""
     for j in cutlass.range_constexpr(2):
         # +inf is no decay: make it NaN here, or the clamping of increasing sums below would hide it.
         r_g[j] = math.nan if r_g[j] == math.inf else r_g[j]
         r_g[j] = LEAST_GATE if r_g[j] < LEAST_GATE and r_g[j] != -math.inf else r_g[j]
         r_g[j] = CLOSED_GATE if r_g[j] == -math.inf else r_g[j]
     first = cutlass.Float64(r_g[0])
-    pair = first + cutlass.Float64(r_g[1])
+    second = cutlass.Float64(r_g[1])
+    if cutlass.const_expr(unit != 1.0):
+        first, second = first * (1.0 / unit), second * (1.0 / unit)
+    pair = first + second
     total = pair
     for power in cutlass.range_constexpr(5):
         before = cute.arch.shuffle_sync_up(total, 1 << power)

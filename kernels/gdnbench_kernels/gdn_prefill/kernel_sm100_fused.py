@@ -273,6 +273,8 @@ class ChunkFused:
 
     outputs = True
     """Whether the build computes o."""
+    gate_unit = 1.0
+    """Unit of the sums of gates in shared memory."""
     registers = (160, 144, 48)
     """Per thread of STATE, INVERT and the others after setmaxnreg; 128 at launch."""
 
@@ -429,13 +431,14 @@ class ChunkFused:
                     token, stop, head = work.start + 2 * lane, work.stop, work.head
             # Behind the last chunk once more, which costs less than a branch around the loads.
             read_gates(token, stop, head, (g, beta), (r_next_g, r_next_beta))
-            scan(r_g, r_sum, lane)
+            scan(r_g, r_sum, lane, self.gate_unit)
             g_last = cute.arch.shuffle_sync(r_sum[1], WARP - 1)
             pipelines.gate.producer_acquire(gate)
             for j in cutlass.range_constexpr(2):
                 s_rows = shared.gate[None, 2 * lane + j, gate.index]
                 s_rows[Row.G_CU], s_rows[Row.BETA] = r_sum[j], r_beta[j]
-                s_rows[Row.DECAY], s_rows[Row.REST] = rounded_decay(r_sum[j]), decay(g_last - r_sum[j])
+                s_rows[Row.DECAY] = rounded_decay(r_sum[j], self.gate_unit)
+                s_rows[Row.REST] = decay(g_last - r_sum[j], self.gate_unit)
             pipelines.gate.producer_commit(gate)
         pipelines.gate.producer_tail_after(chunks)
 

@@ -1,4 +1,4 @@
-"""The states between segments: a scan of the segments' affine maps, in float32. CuTe DSL, sm_100a.
+"""The states between segments: a scan of the segments' affine maps, in float32. CuTe DSL, sm_100a and sm_90a.
 
 Reads offsets and maps, reads and writes firsts (fused_segments.py). For a sequence of J segments from slot s
 on, and each value head:
@@ -7,9 +7,9 @@ on, and each value head:
     S_{j+1} = S_j M_j + B_j             j = 1 .. J - 2: firsts[s + j + 1] holds B_j, then S_{j+1}
 
 A CTA computes 8 rows of the states of one value head through one sequence: rows of S do not mix. The products
-are multiply-adds in f32, two at a time. Each of four warps sums over its 32 of the 128 elements of K, for all
-columns; the four sums are added in order, then B. M comes by TMA, 16 rows at a time, ahead of its use. A
-sequence of fewer than three segments has no step.
+are multiply-adds in f32, two at a time where `packed`, which needs SM100; their bits are the same. Each of
+four warps sums over its 32 of the 128 elements of K, for all columns; the four sums are added in order, then
+B. M comes by TMA, 16 rows at a time, ahead of its use. A sequence of fewer than three segments has no step.
 
     SMEM     shape                dtype    layout
     s_m      16 x 128, 10 stages  float32  rows contiguous
@@ -32,7 +32,8 @@ sequence of fewer than three segments has no step.
 160 threads, 102560 bytes of SMEM, 0 columns of TMEM, 2 CTAs an SM
 
 For a row of M a lane reads 4 of its elements, and 8 of S^T, which are the same for all lanes: 12 cycles of
-shared memory for 16 FFMA2 in a warp. So a step takes at least 1536 cycles for products and 256 for sums.
+shared memory for 16 FFMA2 or 32 FFMA in a warp. So a step takes at least 1536 cycles for products and 256
+for sums.
 
 Limits: UB Hv V K < 2^31; N Hv < 2^27, so that the CTAs, 16 for each state, are fewer than 2^31. maps and
 firsts are contiguous, aligned to 16 bytes. NaN in S stays in its row, NaN in M reaches all rows of its
@@ -55,6 +56,7 @@ from gdnbench_kernels import blackwell
 from gdnbench_kernels.gdn_prefill.sizes import HEAD_DIM
 from gdnbench_kernels.plan import Buffer, KernelPlan, Sync
 from gdnbench_kernels.plan import Pipeline as PipelinePlan
+from gdnbench_kernels.swa_decode import warp_ops as ops
 
 
 class Role(IntEnum):
@@ -128,9 +130,11 @@ class Strip:
 
 @dataclass(frozen=True)
 class SegmentScan:
-    """S_{j+1} = S_j M_j + B_j for `value_heads` value heads, through the segments of each sequence."""
+    """S_{j+1} = S_j M_j + B_j for `value_heads` value heads, through the segments of each sequence. `packed`:
+    two multiply-adds in an instruction."""
 
     value_heads: int
+    packed: bool = True
 
     @cute.jit
     def __call__(
@@ -138,14 +142,20 @@ class SegmentScan:
     ) -> None:
         """offsets [N+1] int32; maps [UB, Hv, K, K] and firsts [UB, Hv, V, K] f32 are those of
         fused_segments.py."""
+        self.start(cute.size(offsets) - 1, offsets, maps, firsts, stream)
+
+    def start(
+        self, sequences: Any, cuts: Any, maps: cute.Tensor, firsts: cute.Tensor, stream: cuda.CUstream
+    ) -> None:
+        """Launch the kernel; `cuts` is what `strip` finds a CTA's segments by."""
         rows = cute.size(maps, mode=[0]) * self.value_heads * HEAD_DIM
         by_row = cute.make_tensor(maps.iterator, cute.make_layout((rows, HEAD_DIM), stride=(HEAD_DIM, 1)))
         box = cute.make_layout((DEPTH, HEAD_DIM), stride=(HEAD_DIM, 1))
         load = cpasync.CopyBulkTensorTileG2SOp()
         tma = blackwell.Tma(*cpasync.make_tiled_tma_atom(load, by_row, box, (DEPTH, HEAD_DIM)))
         strips = self.value_heads * (HEAD_DIM // ROWS)
-        self.kernel(tma, offsets, firsts).launch(
-            grid=((cute.size(offsets) - 1) * strips, 1, 1),
+        self.kernel(tma, cuts, firsts).launch(
+            grid=(sequences * strips, 1, 1),
             block=(PLAN.threads, 1, 1),
             min_blocks_per_mp=PLAN.ctas_per_sm,
             preferred_smem_carveout=ALL_SHARED,
@@ -153,7 +163,7 @@ class SegmentScan:
         )
 
     @cute.kernel
-    def kernel(self, tma: blackwell.Tma, offsets: cute.Tensor, firsts: cute.Tensor) -> None:
+    def kernel(self, tma: blackwell.Tma, cuts: Any, firsts: cute.Tensor) -> None:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = cutlass.memory.SmemAllocator()
         s_m, s_s, s_parts = (blackwell.vectors(smem, buffer) for buffer in PLAN.smem)
@@ -161,21 +171,23 @@ class SegmentScan:
         blackwell.prefetch((tma,), warp == Role.LOAD)
         blackwell.init_barriers(pipelines, warp == Role.LOAD)
         cute.arch.sync_threads()
-        strip = self.strip(offsets)
+        strip = self.strip(cuts)
         if warp == Role.LOAD:
             self.load(strip, pipelines.m, s_m, tma)
         else:
             self.scan(strip, pipelines.m, s_m, s_s[None, None, 0], s_parts, firsts)
 
-    def strip(self, offsets: cute.Tensor) -> Strip:
-        """The calling CTA's. Order: rows of a head, heads of a sequence, sequences. So CTAs that read the
-        same M are neighbours."""
+    def strip(self, cuts: Any) -> Strip:
+        """The calling CTA's; `cuts` is offsets."""
+        n, head, row = self.place()
+        return strip_of(cuts[n], cuts[n + 1] - cuts[n], head, row)
+
+    def place(self) -> tuple[cutlass.Int32, cutlass.Int32, cutlass.Int32]:
+        """The calling CTA's sequence, value head and first row. Order: rows of a head, heads of a sequence,
+        sequences. So CTAs that read the same M are neighbours."""
         strips = HEAD_DIM // ROWS
         block = cute.arch.block_idx()[0]
-        n, head = block // (strips * self.value_heads), block // strips % self.value_heads
-        segments = offsets[n + 1] - offsets[n]
-        # The second segment's first state is B of the first; the last segment has neither B nor M.
-        return Strip(offsets[n] + 1, head, block % strips * ROWS, cutlass.max(segments - 2, 0))
+        return block // (strips * self.value_heads), block // strips % self.value_heads, block % strips * ROWS
 
     @cute.jit
     def load(self, strip: Strip, pipe: blackwell.Pipeline, s_m: cute.Tensor, tma: blackwell.Tma) -> None:
@@ -222,7 +234,8 @@ class SegmentScan:
             r_part.fill(0.0)
             for block in cutlass.range(BLOCKS, unroll=1):
                 pipe.consumer_wait(m)
-                multiply(r_part, s_m[None, None, m.index], s_s, DEPTH * (WARPS * block + warp), lane)
+                first = DEPTH * (WARPS * block + warp)
+                multiply(r_part, s_m[None, None, m.index], s_s, first, lane, self.packed)
                 # The next M is written through the async proxy: order this thread's reads before it.
                 cute.arch.fence_proxy("async.shared", space="cta")
                 pipe.consumer_release(m)
@@ -246,9 +259,20 @@ class SegmentScan:
         return cute.local_tile(g_state[None, column], (ROWS,), (strip.row // ROWS,))
 
 
+def strip_of(first: Any, segments: Any, head: Any, row: Any) -> Strip:
+    """Of a sequence whose first slot is `first`. The second segment's first state is B of the first; the last
+    segment has neither B nor M."""
+    return Strip(first + 1, head, row, cutlass.max(segments - 2, 0))
+
+
 @cute.jit
 def multiply(
-    r_part: cute.Tensor, s_m: cute.Tensor, s_s: cute.Tensor, first: cutlass.Int32, lane: cutlass.Int32
+    r_part: cute.Tensor,
+    s_m: cute.Tensor,
+    s_s: cute.Tensor,
+    first: cutlass.Int32,
+    lane: cutlass.Int32,
+    packed: cutlass.Constexpr,
 ) -> None:
     """r_part += S[:, first ..] M[first .., :] for the rows of M in the stage s_m. A thread has QUAD columns
     of all rows of the CTA, in pairs of rows."""
@@ -259,9 +283,13 @@ def multiply(
         cute.autovec_copy(s_s[first + depth, None], r_s)
         for j in cutlass.range_constexpr(QUAD):
             for i in cutlass.range_constexpr(0, ROWS, 2):
-                r_part[i, j], r_part[i + 1, j] = cute.arch.fma_packed_f32x2(
-                    (r_s[i], r_s[i + 1]), (r_m[j], r_m[j]), (r_part[i, j], r_part[i + 1, j])
-                )
+                if cutlass.const_expr(packed):
+                    r_part[i, j], r_part[i + 1, j] = cute.arch.fma_packed_f32x2(
+                        (r_s[i], r_s[i + 1]), (r_m[j], r_m[j]), (r_part[i, j], r_part[i + 1, j])
+                    )
+                else:
+                    r_part[i, j] = ops.fused(r_s[i], r_m[j], r_part[i, j])
+                    r_part[i + 1, j] = ops.fused(r_s[i + 1], r_m[j], r_part[i + 1, j])
 
 
 @cute.jit

@@ -1,4 +1,4 @@
-"""Checks the arguments of a call of the SM100 prefill kernels, and makes the tensors for its launches.
+"""Checks the arguments of a call of the compiled prefill kernels, and makes the tensors for its launches.
 
 The errors name the argument: NotImplementedError for what another kernel could take, ValueError for what no
 kernel could. Inputs and outputs whose memory layout the kernels cannot use are copied.
@@ -35,7 +35,7 @@ INT32, FLOAT32, BFLOAT16 = torch.int32, torch.float32, torch.bfloat16
 GATES = (FLOAT32, BFLOAT16, torch.float16)
 STATES = dtypes_of(STATE_DTYPES)
 
-_check = TensorCheck("the SM100 kernels take", first="others")
+_check = TensorCheck("the compiled kernels take", first="others")
 
 
 def compiled(device: torch.device, source: Callable[..., Source], *options: Any) -> Program:
@@ -118,7 +118,7 @@ def refuse(params: PrefillParams) -> None:
     refuse_sizes(params)
     if params.chunk_size != CHUNK:
         raise NotImplementedError(
-            f"the SM100 kernels take chunks of {CHUNK} tokens, not of {params.chunk_size}"
+            f"the compiled kernels take chunks of {CHUNK} tokens, not of {params.chunk_size}"
         )
 
 
@@ -131,11 +131,11 @@ def refuse_sizes(params: PrefillTensors) -> None:
     check_heads(k.shape[1], v.shape[1])
     if k.shape[2] != HEAD_DIM or v.shape[2] != HEAD_DIM:
         raise NotImplementedError(
-            f"the SM100 kernels take K = V = {HEAD_DIM}, not K = {k.shape[2]} and V = {v.shape[2]}"
+            f"the compiled kernels take K = V = {HEAD_DIM}, not K = {k.shape[2]} and V = {v.shape[2]}"
         )
     if not beta_max <= BETA_MAX:
         raise NotImplementedError(
-            f"the SM100 kernels take beta up to {BETA_MAX:g}, beyond which their inverse is not accurate"
+            f"the compiled kernels take beta up to {BETA_MAX:g}, beyond which their inverse is not accurate"
             f" enough; beta_max is {beta_max:g}"
         )
 
@@ -189,7 +189,7 @@ def check_form(
 def check_count(name: str, shape: Sequence[int]) -> None:
     if name in COUNTED and prod(shape) >= MAX_COUNTED:
         raise NotImplementedError(
-            f"the SM100 kernels take {name} of less than 2^31 elements; it has {prod(shape)}"
+            f"the compiled kernels take {name} of less than 2^31 elements; it has {prod(shape)}"
         )
 
 
@@ -197,7 +197,7 @@ def check_rows(bound: int, value_heads: int) -> None:
     """The kernels index rows of the workspace, and so items of a launch, with 32 bits."""
     if (rows := bound * CHUNK * value_heads) >= MAX_COUNTED:
         raise NotImplementedError(
-            f"the SM100 kernels take less than 2^31 rows of chunks and value heads; UB C Hv is {rows}"
+            f"the compiled kernels take less than 2^31 rows of chunks and value heads; UB C Hv is {rows}"
         )
 
 
@@ -206,5 +206,5 @@ def check_ctas(sequences: int, value_heads: int) -> None:
     separately."""
     if (ctas := sequences * value_heads) >= MAX_COUNTED:
         raise NotImplementedError(
-            f"the SM100 kernels take less than 2^31 sequences times value heads; N Hv is {ctas}"
+            f"the compiled kernels take less than 2^31 sequences times value heads; N Hv is {ctas}"
         )

@@ -125,8 +125,8 @@ def build_transfer(heads: int, value_heads: int, initial_state: StateDtype | Non
         of.tensor("float32", of.tokens, value_heads),
         *_table(of),
         of.states(initial_state, value_heads),
-        _slots(of, value_heads),
-        _slots(of, value_heads),
+        slot_states(of, value_heads),
+        slot_states(of, value_heads),
         cutlass.Int32(CHUNK),
         of.stream(),
     )
@@ -139,8 +139,8 @@ def build_scan(value_heads: int) -> Build:
     of = Examples()
     return SegmentScan(value_heads), (
         of.tensor("int32", of.offsets),
-        _slots(of, value_heads),
-        _slots(of, value_heads),
+        slot_states(of, value_heads),
+        slot_states(of, value_heads),
         of.stream(),
     )
 
@@ -167,7 +167,7 @@ def build_segments(
         of.tensor("float32", of.tokens, value_heads),
         *_table(of),
         of.states(initial_state, value_heads),
-        _slots(of, value_heads),
+        slot_states(of, value_heads),
         of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM),
         of.states(final_state, value_heads),
         cutlass.Float32(1.0),
@@ -187,6 +187,6 @@ def _table(of: Examples) -> tuple[Any, ...]:
     )
 
 
-def _slots(of: Examples, value_heads: int) -> Any:
+def slot_states(of: Examples, value_heads: int) -> Any:
     """firsts or maps."""
     return of.tensor("float32", of.chunks, value_heads, HEAD_DIM, HEAD_DIM)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.kernels import v4_plans
-from tests.kernels.proving import CUT, GRIDS, Grid
+from tests.kernels.proving import CUT, GRIDS, SM90_PLANS, Grid
 from tests.sim.kernel_checks import decode_plans
 from tests.sim.kernel_checks.foreign import CALLS, Calls
 
@@ -36,6 +36,9 @@ def _subjects() -> dict[str, Subject]:
         "gdn_prefill sm100": Subject(prefill, "sm100", stages=True),
         "gdn_prefill sm100_fused": Subject(prefill, "sm100_fused"),
         "gdn_prefill sm100_fused_cp": Subject(prefill, CUT),
+        "gdn_prefill sm90_fused": Subject(prefill, "sm90_fused"),
+        "gdn_prefill sm90_prepared": Subject(prefill, "sm90_prepared"),
+        **{f"gdn_prefill {name.rpartition(':')[2]}": Subject(prefill, name) for name in SM90_PLANS},
         "gdn_decode cute": Subject(decode, "cute"),
         "gdn_decode cute, tapped": Subject(decode, "cute", stages=True),
         "kda_prefill sm100_fused": Subject(kda_prefill, "sm100_fused"),

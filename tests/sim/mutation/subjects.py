@@ -227,23 +227,26 @@ class _Operation:
 
 @dataclass(frozen=True, slots=True)
 class _PrefillBySegments:
-    """gdn_prefill's sm100_fused_cp, with segments of `segment` tokens each, on one SM: a CTA goes through
-    several."""
+    """gdn_prefill's sm100_fused_cp or, with `apart`, sm90_prepared, with segments of `segment` tokens each,
+    on one SM: a CTA goes through several."""
 
     calls: tuple[dict[str, Any], ...]
+    apart: bool = False
 
     def __call__(self) -> None:
         from gdnbench.replay.simulated import programs_simulated
         from gdnbench.sim import settings_apply
         from gdnbench.synth import synthesise
         from gdnbench_kernels.gdn_prefill.fused_cp import sm100_fused_cp
+        from gdnbench_kernels.gdn_prefill.sm90_cp import sm90_prepared
 
+        kernel = sm90_prepared if self.apart else sm100_fused_cp
         with settings_apply(sms=1), programs_simulated():
             for options in self.calls:
                 given = dict(options)
                 segment = given.pop("segment")
                 call = synthesise("gdn_prefill", **given)
-                sm100_fused_cp(**call.tensors, **call.scalars, segment=segment)
+                kernel(**call.tensors, **call.scalars, segment=segment)
 
 
 def segment_scan() -> None:
@@ -465,6 +468,8 @@ SUBJECTS: dict[str, Subject] = {
     "gdn_prefill_fused": Subject(_Operation("gdn_prefill", "sm100_fused", _FUSED_PREFILL)),
     "gdn_prefill_cp_scan": Subject(segment_scan),
     "gdn_prefill_cp": Subject(_PrefillBySegments(_CUT_PREFILL)),
+    "gdn_prefill_sm90": Subject(_Operation("gdn_prefill", "sm90_fused", _FUSED_PREFILL)),
+    "gdn_prefill_sm90_prepared": Subject(_PrefillBySegments(_CUT_PREFILL, apart=True)),
     "kda_prefill_fused": Subject(_Operation("kda_prefill", "sm100_fused", _KDA_PREFILL)),
     "gdn_decode": Subject(_Decode("registers")),
     "gdn_decode_bulk_in": Subject(_Decode("bulk_in")),
