@@ -1,6 +1,5 @@
-"""The INVERT role of kernel_sm90_fused.py: Ai beta and P of the chunks, ahead of the state. CuTe DSL."""
-
 # SPDX-License-Identifier: Apache-2.0
+"""The INVERT role of kernel_sm90_fused.py: Ai beta and P of the chunks, ahead of the state. CuTe DSL."""
 
 from __future__ import annotations
 

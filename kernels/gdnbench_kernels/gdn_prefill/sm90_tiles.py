@@ -1,6 +1,5 @@
-"""A CTA's work, pipelines and buffers of the fused kernels for Hopper. CuTe DSL."""
-
 # SPDX-License-Identifier: Apache-2.0
+"""A CTA's work, pipelines and buffers of the fused kernels for Hopper. CuTe DSL."""
 
 from __future__ import annotations
 
