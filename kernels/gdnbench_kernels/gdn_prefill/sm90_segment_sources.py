@@ -58,7 +58,7 @@ def sm90_transfer_source(
         value_heads=value_heads,
         initial_state=initial_state,
         beta_max=2 if beta_max > 1 else 1,
-        **asdict(tuning),
+        **asdict(tuning.for_beta(beta_max)),
     )
 
 
@@ -88,7 +88,7 @@ def sm90_outputs_source(
         initial_state=initial_state,
         final_state=final_state,
         beta_max=2 if beta_max > 1 else 1,
-        **asdict(tuning),
+        **asdict(tuning.for_beta(beta_max)),
     )
 
 
