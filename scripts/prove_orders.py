@@ -22,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from gdnbench.cli.pipes import leave_stdout  # noqa: E402
 from gdnbench.errors import Exit, GdnbenchError  # noqa: E402
 from gdnbench.replay.orders import check_records  # noqa: E402
 from gdnbench.sim.protocol import CheckedLaunch, Verdict  # noqa: E402
@@ -57,23 +58,28 @@ def main() -> Exit:
     parser.add_argument("names", nargs="*", help="patterns of captures or kernels; all of ours if left out")
     parser.add_argument("--list", action="store_true", help="print the cases")
     given = parser.parse_args()
-    cases = [
-        case
-        for case in (*OWN, *OTHERS)
-        if any(fnmatch(word, name) for name in given.names for word in (case[0], case[2]))
-        or (not given.names and case in OWN)
-    ]
-    if not cases:
-        print("prove_orders: no such capture or kernel; --list prints them", file=sys.stderr)
+    every = (*OWN, *OTHERS)
+    unknown = [name for name in given.names if not any(_is_called(case, name) for case in every)]
+    if unknown:
+        names = " or ".join(unknown)
+        print(f"error: no capture or kernel is called {names}; --list prints them", file=sys.stderr)
         return Exit.BAD_INPUT
+    cases = [case for case in every if any(_is_called(case, name) for name in given.names)] or [*OWN]
     if given.list:
-        print("\n".join(" ".join(map(str, case)) for case in cases))
+        try:
+            print("\n".join(" ".join(map(str, case)) for case in cases), flush=True)
+        except BrokenPipeError:  # a reader that has seen enough
+            leave_stdout()
         return Exit.PASS
     print("| " + " | ".join(HEADERS) + " |\n" + "|---" * len(HEADERS) + "|")
     status = Exit.PASS
     for capture, number, kernel in cases:
         status = _worse(status, _print_case(capture, number, kernel))
     return status
+
+
+def _is_called(case: tuple[str, int, str], pattern: str) -> bool:
+    return fnmatch(case[0], pattern) or fnmatch(case[2], pattern)
 
 
 def _worse(one: Exit, other: Exit) -> Exit:

@@ -44,6 +44,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from gdnbench.cli.console import table
+from gdnbench.cli.pipes import leave_stdout
 from gdnbench.cli.statuses import INTERRUPTED
 from gdnbench.errors import BadInputError, Exit
 
@@ -416,16 +417,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             PAGE.write_text(made_page(PAGE.read_text(encoding="utf-8"), bugs, results), encoding="utf-8")
             return Exit.PASS
         names = options.names
+        unknown = [one for one in names if not any(fnmatchcase(bug.name, one) for bug in bugs)]
+        if unknown:
+            raise BadInputError(f"no bug is called {' or '.join(unknown)}; --list prints the names")
         bugs = [bug for bug in bugs if not names or any(fnmatchcase(bug.name, one) for one in names)]
-        if not bugs:
-            raise BadInputError(f"no bug is called {' or '.join(names)}; --list prints the names")
         if options.list:
-            print("\n".join(bug.name for bug in bugs))
+            _print_names(bugs)
             return Exit.PASS
         return _run_all(bugs, options)
     except BadInputError as error:
         print(f"error: {error}", file=sys.stderr)
         return Exit.BAD_INPUT
+
+
+def _print_names(bugs: Sequence[Bug]) -> None:
+    """A reader that has seen enough (`| head -1`) is no failure."""
+    try:
+        print("\n".join(bug.name for bug in bugs), flush=True)
+    except BrokenPipeError:
+        leave_stdout()
 
 
 def _run_all(bugs: Sequence[Bug], options: argparse.Namespace) -> int:

@@ -36,6 +36,10 @@ from gdnbench.errors import BadInputError
 from gdnbench.record_numbers import record_numbers
 
 
+SHAPES = 3
+"""Smaller calls that are made of each record, unless `--shapes` says how many."""
+
+
 @dataclass(frozen=True, slots=True)
 class RepeatedRun:
     """The command that repeats a run of an exploration of `store`; `words` are the options of all runs."""
@@ -63,11 +67,13 @@ def explore(
         ),
     ] = "8",
     shapes: Annotated[
-        int,
+        int | None,
         typer.Option(
-            min=0, help="Number of smaller calls to make of each record, and run.", rich_help_panel=SIM_PANEL
+            min=0,
+            help="Number of smaller calls to make of each record, and run. Default: 3.",
+            rich_help_panel=SIM_PANEL,
         ),
-    ] = 3,
+    ] = None,
     kernel_env: KernelEnvOption = None,
     op: OpOption = None,
     k: FactorsOption = None,
@@ -111,6 +117,7 @@ def explore(
     count = schedule_count("--schedules", schedules)
     if count is None:
         refuse_with("--schedules all", check=check, accept=accept, write_accept=write_accept)
+        _refuse_judging(k=k, tol=tol, bitwise=bitwise or None, stages=stages or None, shapes=shapes)
         _check_orders(store, kernel, records, op, sms, json=json, verbose=verbose)
     accepted = read_accepted(accept, write_accept, check=check)
     factor, by_tensor = factors(k)
@@ -132,7 +139,7 @@ def explore(
             select(opened, chosen, op),
             kernel,
             make_schedules(count),
-            [fresh_seed() for _ in range(shapes)],
+            [fresh_seed() for _ in range(SHAPES if shapes is None else shapes)],
             rule,
             repeat,
             stages,
@@ -155,6 +162,15 @@ def explore(
                     progress=advance,
                 )
     conclude(found, accepted, write_accept, json=json, verbose=verbose)
+
+
+def _refuse_judging(**given: object) -> None:
+    """BadInputError for an option, by name, that says how outputs are judged or which calls are made."""
+    for name, value in given.items():
+        if value is not None and value != []:
+            raise BadInputError(
+                f"--schedules all runs each record as it is and judges no output: it does not go with --{name}"
+            )
 
 
 def _check_orders(

@@ -52,7 +52,7 @@ def conclude_orders(
                 "\n".join([*([name] if name else []), *map(printable, orders_text(each, verbose=verbose))])
             )
         for name, reason in failed.items():
-            print_lines(printable(f"{name}: {reason}"))
+            print_lines("\n".join(map(printable, f"{name}: {reason}".splitlines())))
         if not launches:
             print_lines("no launch: nothing was checked")
     raise typer.Exit(status)

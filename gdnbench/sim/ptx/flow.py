@@ -71,13 +71,14 @@ def dominators(kernel: Kernel) -> list[int]:
     return _immediate(0, after, _turned(after))
 
 
-def postdominators(kernel: Kernel) -> list[int]:
+def postdominators(kernel: Kernel, *, trapped: bool = True) -> list[int]:
     """By pc, the first later instruction on every path to the end: the number of instructions if that is the
-    end itself, -1 if no path reaches the end."""
+    end itself, -1 if no path reaches the end. Whether a trap is an end is `trapped`."""
     end = len(kernel.instructions)
     after = [successors(kernel, ins) for ins in kernel.instructions]
     for pc, ins in enumerate(kernel.instructions):
-        if ins.form.ends_thread or pc == end - 1:
+        ends = ins.form.ends_thread and (trapped or ins.form.flow is not Flow.TRAP)
+        if ends or pc == end - 1:
             after[pc] = [*after[pc], end]
     after.append([])
     return _immediate(end, _turned(after), after)[:end]
