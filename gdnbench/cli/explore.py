@@ -35,7 +35,6 @@ from gdnbench.cli.stores import open_store
 from gdnbench.errors import BadInputError
 from gdnbench.record_numbers import record_numbers
 
-
 SHAPES = 3
 """Smaller calls that are made of each record, unless `--shapes` says how many."""
 
@@ -169,7 +168,7 @@ def _refuse_judging(**given: object) -> None:
     for name, value in given.items():
         if value is not None and value != []:
             raise BadInputError(
-                f"--schedules all runs each record as it is and judges no output: it does not go with --{name}"
+                f"--schedules all runs records as they are and judges no output: leave out --{name}"
             )
 
 

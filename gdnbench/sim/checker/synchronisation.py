@@ -3,7 +3,8 @@
 
     instruction                                      effect
     mbarrier.arrive, arrive_drop                     release into the mbarrier's current phase
-    mbarrier.test_wait, try_wait that succeeds       acquire from the phase that completed
+    mbarrier.test_wait, try_wait that succeeds       acquire from the phase that completed, if the answer
+                                                     decides what follows (`gdnbench.sim.ptx.polls`)
     landing of TMA, tcgen05.commit, cp.async.mbarrier.arrive
                                                      release of the operation's tokens into the phase
     bar.arrive                                       release into the barrier's round
@@ -65,6 +66,7 @@ from gdnbench.sim.machine.wgmma import matrix_reads
 from gdnbench.sim.ptx.forms import Sync, Until
 from gdnbench.sim.ptx.instructions import BARRIERS, opcodes
 from gdnbench.sim.ptx.ir import Immediate
+from gdnbench.sim.ptx.polls import tells
 
 MBARRIER_BYTES = 8
 
@@ -171,11 +173,12 @@ def _mbarrier_use(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None
 def _mbarrier_wait(
     detector: CtaStateWithTmem, issued: IssuedInstruction, previous: Wait | None, results: Results | Wait
 ) -> None:
-    """A test_wait or try_wait that succeeded acquires the clocks of the completed phase."""
+    """A test_wait or try_wait that succeeded acquires the clocks of the completed phase, unless a false
+    answer goes on alike."""
     if isinstance(results, Wait):
         return
     passed = issued.lanes & (results[0] != 0)
-    if not passed.any():
+    if not passed.any() or not tells(detector.cta_of(issued.warp).launch.kernel, issued.ins):
         return
     clocks, subset = detector.warp_clocks[issued.warp.number], subset_of(passed, issued.warp.exists)
     event = _record(detector, issued, Access.ATOMIC)

@@ -18,6 +18,7 @@ from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.grid import ctas_communicate
 from gdnbench.sim.machine.launch_grants import uses_launch_control
 from gdnbench.sim.machine.memory import GlobalMemory
+from gdnbench.sim.protocol.assumptions import assumed
 from gdnbench.sim.protocol.orders import Verdict, check
 from gdnbench.sim.protocol.recorder import ProtocolRecorder
 from gdnbench.sim.protocol.result import CheckedLaunch, CheckedPart, described
@@ -79,20 +80,10 @@ def check_launch(
             found.append(CheckedPart(part, Verdict.OPEN, len(protocol.events), why=why))
             continue
         try:
-            found.append(described(part, protocol, check(protocol), _assumed(recorder)))
+            found.append(described(part, protocol, check(protocol), assumed(recorder)))
         except ValueError as error:  # some act on a barrier was not recorded
             why = f"not all acts on its barriers were recorded: {error}"
             found.append(CheckedPart(part, Verdict.OPEN, len(protocol.events), why=why))
-    return tuple(found)
-
-
-def _assumed(recorder: ProtocolRecorder) -> tuple[str, ...]:
-    found = []
-    if recorder.resizes and not recorder.registers_known:
-        found.append("no setmaxnreg waits: the registers of the launch are not known")
-    if recorder.requests:
-        answers = f"{recorder.cancelled} of {recorder.requests} cancel a cluster"
-        found.append(f"requests to cancel a cluster have the answers of the run: {answers}")
     return tuple(found)
 
 

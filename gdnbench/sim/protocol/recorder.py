@@ -34,7 +34,8 @@ from gdnbench.sim.machine.operands import (
 from gdnbench.sim.machine.shared_memory import rank_of
 from gdnbench.sim.protocol.events import Act, Event, Kind, Protocol, Shared
 from gdnbench.sim.ptx.forms import Sync
-from gdnbench.sim.ptx.ir import Instruction
+from gdnbench.sim.ptx.ir import Instruction, Kernel
+from gdnbench.sim.ptx.polls import Answer, answers
 
 _BARRIERS = (Sync.BARRIER_WAIT, Sync.BARRIER_REDUCE, Sync.BARRIER_ARRIVE)
 _ARRIVALS = (Sync.ARRIVE, Sync.ARRIVE_EXPECT)
@@ -50,8 +51,10 @@ TENSOR_COLUMNS = 512
 
 class ProtocolRecorder(PathObserver):
     """Of a CTA under the schedule `late`, or of a cluster: made for the CTA of rank 0, it observes all.
-    `requests` counts its requests to cancel a cluster. Raises UnsupportedError for what the check does not
-    cover: warps of which some lanes arrive at a barrier, or that exit before a barrier of the whole CTA."""
+    `requests` counts its requests to cancel a cluster; `answered` has the answers of polls that no loop
+    repeats, by place, and `ignored` the places of polls whose answers decide nothing. Raises UnsupportedError
+    for what the check does not cover: warps of which some lanes arrive at a barrier, or that exit before a
+    barrier of the whole CTA."""
 
     def __init__(self, cta: Cta) -> None:
         if cta.config.schedule.kind != "late":
@@ -71,6 +74,8 @@ class ProtocolRecorder(PathObserver):
         self.registers_known = True
         self.resizes = False  # whether a warp has executed setmaxnreg
         self.requests = 0
+        self.answered: dict[str, set[bool]] = {}
+        self.ignored: dict[str, None] = {}
         self.member(cta)
 
     def member(self, cta: Cta) -> ProtocolRecorder:
@@ -82,8 +87,7 @@ class ProtocolRecorder(PathObserver):
     def on_path(self, warp: Warp, pcs: Pcs, lanes: Words, addresses: Addresses) -> None:
         """See `PathObserver`: only instructions of the machine synchronise warps, but what accesses memory
         makes a warp's latest wait matter."""
-        kernel = self._ctas[0].launch.kernel
-        if any(not pc & BLOCK and not kernel.instructions[pc].form.lanes_meet for pc in pcs.tolist()):
+        if any(not pc & BLOCK and not self.kernel.instructions[pc].form.lanes_meet for pc in pcs.tolist()):
             self._acted(warp)
 
     def _acted(self, warp: Warp) -> None:
@@ -141,7 +145,7 @@ class ProtocolRecorder(PathObserver):
         elif sync in _CHANGES:
             self._add(warp, ins, *_acts(_CHANGES[sync], ins, lanes, sources))
         elif sync is Sync.POLL:
-            self._waits(warp, ins, lanes & (results[0] != 0), sources)
+            self._polled(warp, ins, lanes, lanes & (results[0] != 0), sources)
         elif sync is Sync.CLUSTER_ARRIVE:
             size = self._size * self._all(warp, lanes)
             self._add(warp, ins, Act(Kind.JOIN, CLUSTER, LANES, size))
@@ -172,6 +176,11 @@ class ProtocolRecorder(PathObserver):
     def on_cta_end(self) -> None:
         """See `Checker`."""
         self._landed()
+
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel of the launch."""
+        return self._ctas[0].launch.kernel
 
     @property
     def cancelled(self) -> int:
@@ -220,11 +229,9 @@ class ProtocolRecorder(PathObserver):
         self._actors += 1
 
     def _add(self, warp: Warp, ins: Instruction, *acts: Act, note: str = "") -> None:
-        place = ins.place
-        where = f"PTX line {place.line}" if place.file is None else f"{place.file}:{place.file_line}"
         who = f"warp {warp.index}" + (f" of the CTA of rank {warp.rank}" if self._size > 1 else "")
         self._newest[warp.number] = len(self._events)
-        self._events.append(Event(warp.number, acts, f"{who}: {ins.name}{note}, {where}"))
+        self._events.append(Event(warp.number, acts, f"{who}: {ins.name}{note}, {where(ins)}"))
 
     def _resized(self, warp: Warp, ins: Instruction) -> None:
         """setmaxnreg. Where the registers of the launch are not known, the machine lets none wait."""
@@ -277,6 +284,19 @@ class ProtocolRecorder(PathObserver):
                 acts.append(Act(Kind.ARRIVE, _shared(at), part * count, part * count * drops))
         return acts
 
+    def _polled(
+        self, warp: Warp, ins: Instruction, lanes: Lanes, passed: Lanes, sources: tuple[Argument, ...]
+    ) -> None:
+        """A poll is a wait if its answer decides what follows (`gdnbench.sim.ptx.polls`)."""
+        told = answers(self.kernel)[ins.pc]
+        if told is Answer.IGNORED:
+            self.ignored[where(ins)] = None
+            self._acted(warp)
+            return
+        if told is Answer.READ:
+            self.answered.setdefault(where(ins), set()).update((passed[lanes] != 0).tolist())
+        self._waits(warp, ins, passed, sources)
+
     def _waits(self, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]) -> None:
         if not lanes.any():
             return
@@ -303,6 +323,12 @@ class ProtocolRecorder(PathObserver):
             self._add(warp, ins, Act(Kind.JOIN, number, LANES, size), note=" (arrives)")
         if ins.form.sync is not Sync.BARRIER_ARRIVE and not isinstance(results, Wait):
             self._add(warp, ins, Act(Kind.LEAVE, number), note=" (goes on)")
+
+
+def where(ins: Instruction) -> str:
+    """The place of an instruction in its source, or in the PTX if that names none."""
+    place = ins.place
+    return f"PTX line {place.line}" if place.file is None else f"{place.file}:{place.file_line}"
 
 
 def _check_whole(warp: Warp, lanes: Lanes) -> None:

@@ -242,4 +242,5 @@ def _summary(launches: Sequence[CheckedLaunch]) -> str:
     return (
         f"all orders of {len(parts)} CTAs or clusters of {len(launches)} launches: {said}"
         + f"; {refused} launches not checked" * bool(refused)
+        + ". This is about barriers; data races are found by --check"
     )

@@ -91,8 +91,9 @@ class _Polls:
         answer = next(self._code[poll].written(), None)
         if not isinstance(answer, Register):
             return
-        todo = [(pc, {answer.index: 0}) for pc in successors(self._kernel, self._code[poll])]
-        seen = set()
+        first: Known = {answer.index: 0}
+        todo = [(pc, first) for pc in successors(self._kernel, self._code[poll])]
+        seen = set[object]()
         while todo:
             pc, known = todo.pop()
             state = pc, frozenset(known.items())
@@ -149,7 +150,7 @@ class _Polls:
     def _retries(self, starts: list[int], known: Known, meet: int) -> bool:
         """Whether every path passes a poll that is retried, or traps, before `meet` and the end."""
         todo: list[tuple[int, Known]] = [(pc, known) for pc in starts]
-        passed, seen = bool(starts), set()
+        passed, seen = bool(starts), set[object]()
         while todo:
             pc, now = todo.pop()
             if pc == meet or len(seen) > STATES:

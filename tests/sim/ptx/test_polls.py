@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kernel does with the answer of a poll: the loops that compilers emit, and polls that order nothing."""
+"""What a kernel does with the answer of a poll: loops that compilers emit, and polls that order nothing."""
 
 import pytest
 
