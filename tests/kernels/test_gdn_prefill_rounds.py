@@ -110,7 +110,7 @@ def test_only_a_round_that_leaves_sms_idle_behind_a_full_one_is_uneven() -> None
 
 def test_a_call_without_such_a_round_is_one_launch() -> None:
     """Two works, of which no SM has the second."""
-    call = synth(seqlens=(3, 2), heads=(1, 1))
+    call = synth(seqlens=(3,), heads=(1, 2), initial_state=True)
     with settings_apply(sms=2), active() as session, programs_simulated():
         sm100_fused(**call.tensors, **call.scalars, cut=64)
     assert sum(len(report.launches) for report in session.reports) == 1

@@ -90,7 +90,7 @@ CALLS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize("options", quick(CALLS.values(), *range(1, len(CALLS)), ids=CALLS))
+@pytest.mark.parametrize("options", quick(CALLS.values(), 1, 3, ids=CALLS))
 def test_outputs(options: dict[str, Any]) -> None:
     assert_passes(synth(**{"heads": (1, 2), "initial_state": True} | options))
 
