@@ -272,12 +272,13 @@ class FusedSm90(ChunkFused):
         return Position(number, token, stop, head, slice, sequence)
 
     @cute.jit
-    def load(self, cuts: Any, pipelines: Pipelines, shared: Shared, tma: Tma) -> None:
+    def load(self, cuts: Any, pipelines: Pipelines, shared: Shared, tma: Any) -> None:
         """Load K, Q and V of each chunk, V a turn later: its stage is released later. Past the end of a
         sequence, rows of Q affect only rows of o that are not stored; rows of K and V would affect all
         others, so they are zeroed."""
         tuning = self.tuning
         chunks = self.chunks(cuts)
+        origin = self.bounds(cuts)[0]
         keys = self.start(cuts)
         values = keys
         tails, v_tails = cutlass.Int32(0), cutlass.Int32(0)
@@ -295,6 +296,7 @@ class FusedSm90(ChunkFused):
                     pipelines.q.producer_acquire(k)
                     pipelines.q.arrive_and_expect_tx(k)
                     tma.q.load(pipelines.q, k, shared.q, keys.token, head)
+                self.load_beside_keys(pipelines, shared, tma, origin, keys, turn)
                 tails = tails + is_tail(length)
                 if turn + 1 < chunks:
                     keys = self.after(cuts, keys)
@@ -307,13 +309,31 @@ class FusedSm90(ChunkFused):
                 load_own_rows(
                     pipelines.tail_v, pipelines.v, v, tail, tma.v, shared.v, length, values.token, column
                 )
+                self.load_beside_values(pipelines, shared, tma, origin, values, turn - 1)
                 v_tails = v_tails + is_tail(length)
                 if turn < chunks:
                     values = self.after(cuts, values)
-        pipelines.k.producer_tail_after(chunks)
-        if cutlass.const_expr(self.outputs):
-            pipelines.q.producer_tail_after(chunks)
-        pipelines.v.producer_tail_after(chunks)
+        for pipe in self.loaded(pipelines):
+            pipe.producer_tail_after(chunks)
+
+    def bounds(self, cuts: Any) -> cute.Tensor:
+        """cu_seqlens."""
+        return cuts
+
+    def loaded(self, pipelines: Pipelines) -> list[Any]:
+        """The pipelines that LOAD fills."""
+        return [pipelines.k, *([pipelines.q] if self.outputs else []), pipelines.v]
+
+    def load_beside_keys(
+        self, pipelines: Pipelines, shared: Shared, tma: Any, origin: Any, position: Position, turn: Any
+    ) -> None:
+        """Load what else STATE needs with K of a chunk, the CTA's number `turn`. `origin` is the first
+        sequence's start."""
+
+    def load_beside_values(
+        self, pipelines: Pipelines, shared: Shared, tma: Any, origin: Any, position: Position, turn: Any
+    ) -> None:
+        """The same with V of a chunk."""
 
     @cute.jit
     def scan_every_second(

@@ -17,11 +17,9 @@ import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
 from gdnbench_kernels import blackwell
-from gdnbench_kernels.delta_prefill.fused_tiles import load_own_rows
 from gdnbench_kernels.gdn_prefill import sm90_state
 from gdnbench_kernels.gdn_prefill.kernel_sm90_fused import FusedSm90, Position
 from gdnbench_kernels.gdn_prefill.kernel_sm90_squares import AIB, P, by_square, slot_of
-from gdnbench_kernels.gdn_prefill.kernel_sm100_fused import is_tail
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
 from gdnbench_kernels.gdn_prefill.sm90_segments import (
     Cuts,
@@ -93,59 +91,22 @@ class Prepared(FusedSm90):
         tuning: Any = self.tuning
         return planned_prepared(tuning, self.outputs)
 
-    def bounds(self, cuts: Any) -> cute.Tensor:
-        """cu_seqlens."""
-        return cuts.cu_seqlens if isinstance(cuts, Cuts) else cuts
+    def loaded(self, pipelines: Pipelines) -> list[Any]:
+        squares = [pipelines.aib, *([pipelines.p] if self.outputs else [])]
+        return [*super().loaded(pipelines), *squares]
 
-    @cute.jit
-    def load(self, cuts: Any, pipelines: Pipelines, shared: Shared, tma: PreparedTma) -> None:
-        """Load K, Q and Ai beta of each chunk, V and P a turn later: their stages are released later. Past
-        the end of a sequence, rows of Q affect only rows of o that are not stored; rows of K and V would
-        affect all others, so they are zeroed."""
-        tuning: Any = self.tuning
-        chunks = self.chunks(cuts)
-        origin = self.bounds(cuts)[0]
-        keys = self.start(cuts)
-        values = keys
-        tails, v_tails = cutlass.Int32(0), cutlass.Int32(0)
-        for turn in cutlass.range(chunks + 1, unroll=1):
-            if turn < chunks:
-                length = keys.stop - keys.token
-                head = keys.head // (self.value_heads // self.heads)
-                k = blackwell.Turn.producer(turn, tuning.keys)
-                pipelines.k.producer_acquire(k)
-                tail = blackwell.Turn(0, tails % 2)
-                load_own_rows(
-                    pipelines.tail_k, pipelines.k, k, tail, tma.k, shared.k, length, keys.token, head
-                )
-                if cutlass.const_expr(self.outputs):
-                    pipelines.q.producer_acquire(k)
-                    pipelines.q.arrive_and_expect_tx(k)
-                    tma.q.load(pipelines.q, k, shared.q, keys.token, head)
-                self.load_square(pipelines.aib, shared.aib, origin, keys, turn, tma, AIB)
-                tails = tails + is_tail(length)
-                if turn + 1 < chunks:
-                    keys = self.after(cuts, keys)
-            if turn > 0:
-                length = values.stop - values.token
-                v = blackwell.Turn.producer(turn - 1, tuning.values)
-                pipelines.v.producer_acquire(v)
-                tail = blackwell.Turn(0, v_tails % 2)
-                column = self.column(values)
-                load_own_rows(
-                    pipelines.tail_v, pipelines.v, v, tail, tma.v, shared.v, length, values.token, column
-                )
-                if cutlass.const_expr(self.outputs):
-                    self.load_square(pipelines.p, shared.p, origin, values, turn - 1, tma, P)
-                v_tails = v_tails + is_tail(length)
-                if turn < chunks:
-                    values = self.after(cuts, values)
-        pipelines.k.producer_tail_after(chunks)
-        pipelines.v.producer_tail_after(chunks)
-        pipelines.aib.producer_tail_after(chunks)
-        if cutlass.const_expr(self.outputs):
-            pipelines.q.producer_tail_after(chunks)
-            pipelines.p.producer_tail_after(chunks)
+    def load_beside_keys(
+        self, pipelines: Pipelines, shared: Shared, tma: Any, origin: Any, position: Position, turn: Any
+    ) -> None:
+        """Ai beta."""
+        self.load_square(pipelines.aib, shared.aib, origin, position, turn, tma, AIB)
+
+    def load_beside_values(
+        self, pipelines: Pipelines, shared: Shared, tma: Any, origin: Any, position: Position, turn: Any
+    ) -> None:
+        """P: its stage is released later than that of Ai beta."""
+        if self.outputs:
+            self.load_square(pipelines.p, shared.p, origin, position, turn, tma, P)
 
     def load_square(
         self,

@@ -243,6 +243,9 @@ class SegmentOutputs(FusedSm90):
             stream=stream,
         )
 
+    def bounds(self, cuts: Cuts) -> cute.Tensor:
+        return cuts.cu_seqlens
+
     def works(self, cuts: Cuts) -> cutlass.Int32:
         return cuts.slots * (self.value_heads * self.tuning.slices)
 
@@ -285,6 +288,9 @@ class SegmentTransfer(FusedSm90):
             min_blocks_per_mp=self.plan.ctas_per_sm,
             stream=stream,
         )
+
+    def bounds(self, cuts: Cuts) -> cute.Tensor:
+        return cuts.cu_seqlens
 
     def works(self, cuts: Cuts) -> cutlass.Int32:
         return (cuts.followed + cuts.between) * (self.value_heads * self.tuning.slices)
