@@ -74,7 +74,7 @@ TARGETS: Mapping[str, Mapping[int, float]] = {
     "float32": {1: 1.25, 16: 1.08, 64: 1.03, 256: 1.0, 512: 1.0},
     "bfloat16": {1: 1.25, 16: 1.2, 64: 1.15, 256: 1.08},
 }
-"""FlashInfer's time over ours that is asked for, with 32 value heads, by batch; of one token a sequence.
+"""The target for FlashInfer's time over ours, with 32 value heads, by batch; of one token a sequence.
 Other head counts are held to the target of the batch that moves the same bytes."""
 
 

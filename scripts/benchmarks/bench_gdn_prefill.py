@@ -95,7 +95,7 @@ class Shape(decode.Shape):
 
     @property
     def target(self) -> float:
-        """FlashInfer's time over ours that is asked for, at least."""
+        """The least that FlashInfer's time over ours should be."""
         return 1.0
 
     @property
@@ -479,7 +479,7 @@ def run_gates(options: argparse.Namespace) -> Exit:
 
 
 def chosen(options: argparse.Namespace) -> list[Shape]:
-    """The rows that are asked for, table by table."""
+    """The rows that the options select, table by table."""
     if options.tiny:
         return [Shape(STATES, (1, 2), 1, 128), Shape(STATES, (1, 2), 2, 64)]
     heads, rows = pairs(options.heads, "/", "--heads"), pairs(options.rows, "x", "--rows")

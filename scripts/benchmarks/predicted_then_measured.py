@@ -12,7 +12,7 @@
 of an H200 for them, and that file is committed before anything is measured. `--memory-rate` replaces the
 one parameter of that name, in GB/s: the rest of an H100 is an H200. `--measure` times the same calls as
 results/ were measured: cold, many launches in one CUDA graph, the median of its rounds; outputs are judged.
-With `--skip` calls that another measured file has are left out.
+`--skip FILE` measures only calls that FILE, a measured file, does not have.
 `--compare` prints both.
 
 Pairs are kernels of one call whose measured times differ by more than 10 %. Exit status: 0 the limits of

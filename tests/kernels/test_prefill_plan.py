@@ -53,7 +53,7 @@ def test_plans_can_be_launched_and_the_cheapest_is_taken() -> None:
     [
         (8, 32, True),  # 256 works, 40 of 148 SMs idle in the second round
         (5, 32, True),  # 160 works, 136 idle
-        (148, 32, False),  # no round is left over
+        (148, 32, False),  # all rounds are full
         (4, 32, False),  # nor is there a full one
         (64, 4, True),
     ],

@@ -178,7 +178,7 @@ class CriticalPath:
 
     def later(self, time: float, activity: Activity) -> int:
         """A node at `time`, a latency after `cause`. Where `time` is before `cause`, since the unit is busy
-        for longer than the request took, the causes that end later are left out."""
+        for longer than the request took, causes that end later do not count."""
         while self.cause != ROOT and self._times[self.cause] > time:
             self.cause = self._causes[self.cause] >> 1
         if time > self.time(self.cause):

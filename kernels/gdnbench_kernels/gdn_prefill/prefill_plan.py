@@ -63,7 +63,7 @@ def plans(tokens: int, sequences: int, value_heads: int, sms: int) -> Iterator[P
 
 def _cut(chunks: int, works: int, sms: int) -> int:
     """Behind how many chunks the last works should be cut (fused_rounds.py): so many that the first parts of
-    a CTA take no longer than a whole work. 0 if no part is that short, or no round is left over."""
+    a CTA take no longer than a whole work. 0 if no part is that short, or if all rounds are full."""
     left = works % sms
     if works < sms or not left:
         return 0
