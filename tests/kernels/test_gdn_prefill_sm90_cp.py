@@ -109,19 +109,6 @@ def test_plans_can_be_launched_and_the_cheapest_is_taken() -> None:
                 assert plan_of(tokens, sequences, value_heads, SMS).us == min(plan.us for plan in found)
 
 
-@pytest.mark.parametrize("segment", [0, -64, 32, 96])
-def test_segments_are_whole_chunks(segment: int) -> None:
-    call = synth(seqlens=(3,), heads=(1, 1))
-    with pytest.raises(ValueError, match=f"a segment is a multiple of 64 tokens, not {segment}"):
-        sm90_fused_cp(**call.tensors, segment=segment)
-
-
-def test_slices_that_there_are_not() -> None:
-    call = synth(seqlens=(3,), heads=(1, 1))
-    with pytest.raises(ValueError, match="slices is 1 or 2, not 3"):
-        sm90_fused_cp(**call.tensors, slices=3)
-
-
 def test_more_states_than_the_kernels_count_are_refused() -> None:
     """By tensors of no memory: 8192 segments of 16 value heads are 2^31 elements."""
 

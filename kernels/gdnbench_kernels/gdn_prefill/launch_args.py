@@ -22,7 +22,14 @@ from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.gdn_prefill.sources import ALIGN, BETA_MAX, STATE_DTYPES, check_heads
 from gdnbench_kernels.gpu import multiprocessors
-from gdnbench_kernels.launch_checks import TensorCheck, dtypes_of
+from gdnbench_kernels.launch_checks import (
+    TensorCheck,
+    check_apart,
+    check_own_elements,
+    dtypes_of,
+    finite_number,
+    memory_span,
+)
 from gdnbench_kernels.source import Source
 from gdnbench_kernels.validate import dtype_name
 
@@ -31,6 +38,7 @@ COUNTED = ("g", "beta", "g_cu", "a", "ai", "initial_state", "final_state")
 """Tensors whose elements the kernels index with 32 bits. Of the others they index rows: TMA addresses have 64
 bits."""
 
+INPUTS = ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state")
 INT32, FLOAT32, BFLOAT16 = torch.int32, torch.float32, torch.bfloat16
 GATES = (FLOAT32, BFLOAT16, torch.float16)
 STATES = dtypes_of(STATE_DTYPES)
@@ -57,6 +65,7 @@ def output_of(
     check_count(name, shape)
     if given is not None:
         check_form(name, given, shape, dtype, device)
+        check_own_elements(name, given)
     return Output.allocate(given, shape, dtype, device, ALIGN)
 
 
@@ -72,18 +81,40 @@ class Outputs:
         cls, params: PrefillTensors, o: Tensor | None = None, final_state: Tensor | None = None
     ) -> Outputs:
         """Use the given tensors, or allocate new ones. Raises ValueError for a final state that is not
-        requested."""
+        requested, and for an output in the memory of another tensor, unless it is final_state in the whole
+        place of initial_state."""
         v = params.v
         if final_state is not None and not params.output_final_state:
             raise ValueError("final_state is given, which output_final_state = False says not to fill")
         out = output_of("o", o, v.shape, BFLOAT16, v.device)
         if not params.output_final_state:
-            return cls(out, None)
+            return cls(out, None)._checked(params)
         wanted = params.final_state_dtype or (None if final_state is None else dtype_name(final_state.dtype))
+        if wanted not in (None, *STATE_DTYPES):
+            raise NotImplementedError(
+                f"the compiled kernels take final_state as {' or '.join(STATE_DTYPES)}, not as {wanted}"
+            )
         dtype = final_dtype(params.initial_state, wanted)
         _check.dtype("final_state", dtype, STATES)
         states = (len(params.cu_seqlens) - 1, v.shape[1], HEAD_DIM, HEAD_DIM)
-        return cls(out, output_of("final_state", final_state, states, dtype, v.device))
+        return cls(out, output_of("final_state", final_state, states, dtype, v.device))._checked(params)
+
+    def _checked(self, params: PrefillTensors) -> Outputs:
+        """These outputs. What is not contiguous and aligned is copied, so only tensors that a kernel reads or
+        writes in place can overlap."""
+        both = {"o": self._o, "final_state": self._final_state}
+        own = {name: one.buffer for name, one in both.items() if one is not None and one.buffer is one.given}
+        inputs = {name: getattr(params, name) for name in INPUTS}
+        read = {
+            name: tensor
+            for name, tensor in inputs.items()
+            if tensor is not None and arguments.is_contiguous_aligned(tensor, ALIGN)
+        }
+        if _same_memory(own.get("final_state"), read.get("initial_state")):
+            del read["initial_state"]
+        if own:
+            check_apart(list(own), {name: memory_span(name, tensor) for name, tensor in (read | own).items()})
+        return self
 
     @property
     def o(self) -> Tensor:
@@ -108,6 +139,13 @@ class Outputs:
         return found
 
 
+def _same_memory(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether two contiguous tensors of a shape have the same elements."""
+    if one is None or other is None:
+        return False
+    return one.data_ptr() == other.data_ptr() and one.dtype == other.dtype
+
+
 def contiguous_aligned(tensor: Tensor) -> Tensor:
     """The tensor itself if the kernels can take it, else a contiguous, aligned copy."""
     return arguments.contiguous_aligned(tensor, ALIGN)
@@ -128,6 +166,10 @@ def refuse_sizes(params: PrefillTensors) -> None:
     for name, tensor in (("q", params.q), ("k", k), ("v", v)):
         if tensor.dim() != 3:
             raise ValueError(f"{name} has {tensor.dim()} axes; it has three: tokens, heads, features")
+    if params.cu_seqlens.dim() != 1:
+        raise ValueError(f"cu_seqlens has {params.cu_seqlens.dim()} axes; it has one: offsets")
+    if params.scale is not None:
+        finite_number("scale", params.scale)
     check_heads(k.shape[1], v.shape[1])
     if k.shape[2] != HEAD_DIM or v.shape[2] != HEAD_DIM:
         raise NotImplementedError(

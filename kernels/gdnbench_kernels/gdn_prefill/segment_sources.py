@@ -99,8 +99,8 @@ def segments_source(
 
 def check_segment(segment: int) -> None:
     """Raises ValueError for segments that are no whole chunks."""
-    if segment < CHUNK or segment % CHUNK:
-        raise ValueError(f"a segment is a multiple of {CHUNK} tokens, not {segment}")
+    if not isinstance(segment, int) or segment < CHUNK or segment % CHUNK:
+        raise ValueError(f"a segment is a multiple of {CHUNK} tokens, not {segment!r}")
 
 
 def build_segment_table(segment: int) -> Build:

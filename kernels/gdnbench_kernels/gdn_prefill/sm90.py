@@ -1,4 +1,4 @@
-"""The kernel named `sm90` of gdn_prefill: one launch of `FusedSm90` (kernel_sm90_fused.py), for Hopper.
+"""The kernel named `sm90_fused` of gdn_prefill: one launch of `FusedSm90` (kernel_sm90_fused.py), for Hopper.
 
 The host reads nothing back from the device and no shape depends on values.
 """  # SPDX-License-Identifier: Apache-2.0
@@ -21,7 +21,7 @@ from gdnbench_kernels.gdn_prefill.launch_args import (
 from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.gdn_prefill.sizes import HEAD_DIM
 from gdnbench_kernels.gdn_prefill.sm90_plan import Tuning
-from gdnbench_kernels.gdn_prefill.sm90_sources import TUNINGS, sm90_source
+from gdnbench_kernels.gdn_prefill.sm90_sources import TUNINGS, check_slices, sm90_source
 from gdnbench_kernels.gpu import SM90, capability_of, multiprocessors
 from gdnbench_kernels.params import takes_params
 from gdnbench_kernels.validate import dtype_name
@@ -33,26 +33,17 @@ def sm90(
     *,
     o: Tensor | None = None,
     final_state: Tensor | None = None,
-    slices: int | None = None,
+    slices: int = 2,
 ) -> dict[str, Tensor]:
     """o [T, Hv, V] and final_state [N, Hv, V, K], written to the tensors of that name if they are given.
 
-    `slices` is the number of CTAs that divide the V rows of a value head, 1 or 2; None takes `slices_of`. It
-    changes no bits. The other arguments are those of `sm100` without stages. Raises NotImplementedError for a
-    call that the kernel does not support or for another GPU, ValueError for an invalid call.
+    `slices` is the number of CTAs that divide the V rows of a value head, 1 or 2. It changes no bits. The
+    other arguments are those of `sm100` without stages. Raises NotImplementedError for a call that the kernel
+    does not support or for another GPU, ValueError for an invalid call.
     """
     refuse(params)
-    sequences, value_heads = len(params.cu_seqlens) - 1, params.v.shape[1]
-    sms = multiprocessors(params.v.device, SM90)
-    number = slices_of(sequences * value_heads, sms) if slices is None else slices
-    if number not in TUNINGS:
-        raise ValueError(f"slices is 1 or 2, not {number}")
-    return launch_sm90(params, TUNINGS[number], o, final_state)
-
-
-def slices_of(heads: int, sms: int) -> int:
-    """The slices of a call with so many value heads of all sequences: the fewest turns of the SMs."""
-    return 2
+    check_slices(slices)
+    return launch_sm90(params, TUNINGS[slices], o, final_state)
 
 
 def launch_sm90(

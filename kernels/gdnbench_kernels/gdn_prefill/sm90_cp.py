@@ -42,7 +42,7 @@ from gdnbench_kernels.gdn_prefill.sm90_segment_sources import (
     sm90_scan_source,
     sm90_transfer_source,
 )
-from gdnbench_kernels.gdn_prefill.sm90_sources import TUNINGS, sm90_source
+from gdnbench_kernels.gdn_prefill.sm90_sources import TUNINGS, check_slices, sm90_source
 from gdnbench_kernels.gdn_prefill.sm90_squares_plan import PREPARED
 from gdnbench_kernels.gpu import SM90, capability_of, multiprocessors
 from gdnbench_kernels.params import takes_params
@@ -124,12 +124,6 @@ def sm90_prepared(
         check_segment(segment)
     check_slices(slices)
     return launch_parts(params, segment, slices, o, final_state, prepared=True)
-
-
-def check_slices(slices: int) -> None:
-    """Raises ValueError for slices that no build has."""
-    if slices not in TUNINGS:
-        raise ValueError(f"slices is {' or '.join(map(str, TUNINGS))}, not {slices}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any
 from gdnbench_kernels.gdn_prefill.segment_sources import slot_states
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.gdn_prefill.sm90_segment_sources import sm90_scan_source
+from gdnbench_kernels.gdn_prefill.sm90_sources import check_slices
 from gdnbench_kernels.gdn_prefill.sm90_squares_plan import PREPARED, PreparedTuning, SquareTuning
 from gdnbench_kernels.gdn_prefill.sources import (
     Build,
@@ -39,6 +40,7 @@ def sm90_prepared_sources(
     the largest beta, up to 2; beyond 1 the inverse takes three times the products. slices: CTAs that divide
     the rows of a value head, 1 or 2.
     """
+    check_slices(slices)
     tuning = PREPARED[slices]
     return [
         squares_source(heads, value_heads, beta_max),

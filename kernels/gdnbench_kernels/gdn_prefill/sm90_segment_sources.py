@@ -9,7 +9,7 @@ from dataclasses import asdict
 from gdnbench_kernels.gdn_prefill.segment_sources import SEGMENT, check_segment, slot_states
 from gdnbench_kernels.gdn_prefill.sizes import HEAD_DIM
 from gdnbench_kernels.gdn_prefill.sm90_plan import Tuning
-from gdnbench_kernels.gdn_prefill.sm90_sources import TUNINGS
+from gdnbench_kernels.gdn_prefill.sm90_sources import TUNINGS, check_slices
 from gdnbench_kernels.gdn_prefill.sources import (
     Build,
     Examples,
@@ -35,6 +35,7 @@ def sm90_cp_sources(
     the largest beta, up to 2; beyond 1 the inverse takes three times the products. slices: CTAs that divide
     the rows of a value head, 1 or 2.
     """
+    check_slices(slices)
     tuning = TUNINGS[slices]
     return [
         sm90_transfer_source(heads, value_heads, initial_state, beta_max, tuning),

@@ -21,6 +21,12 @@ TUNINGS = {1: WIDE, 2: Tuning()}
 """By slices."""
 
 
+def check_slices(slices: int) -> None:
+    """Raises ValueError for slices that no build has."""
+    if not isinstance(slices, int) or slices not in TUNINGS:
+        raise ValueError(f"slices is {' or '.join(map(str, TUNINGS))}, not {slices!r}")
+
+
 def sm90_sources(
     heads: int = 16,
     value_heads: int = 32,
@@ -29,12 +35,13 @@ def sm90_sources(
     beta_max: float = 1.0,
     slices: int = 2,
 ) -> list[Source]:
-    """The kernel named `sm90`, for sm_90a alone.
+    """The kernel named `sm90_fused`, for sm_90a alone.
 
     heads, value_heads: H and Hv. initial_state, final_state: their dtypes, none for a call without. beta_max:
-    the largest beta, up to 2; beyond 1 the inverse takes three times the products. slices: CTAs of a value
-    head.
+    the largest beta, up to 2; beyond 1 the inverse takes three times the products. slices: CTAs that divide
+    the rows of a value head, 1 or 2.
     """
+    check_slices(slices)
     return [sm90_source(heads, value_heads, initial_state, final_state, beta_max, TUNINGS[slices])]
 
 
