@@ -40,8 +40,8 @@ from gdnbench.sim import Settings, active
 from gdnbench.synth import synthesise
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_prefill.cases import cases
-from gdnbench_kernels.gdn_prefill.sm90 import sm90 as sm90_fused
 from gdnbench_kernels.gdn_prefill.sm90_cp import sm90_fused_cp, sm90_prepared
+from gdnbench_kernels.gdn_prefill.sm90_fused import sm90_fused
 from gdnbench_kernels.gdn_prefill.sm90_sources import TUNINGS
 from tests.kernels.proving import chosen
 

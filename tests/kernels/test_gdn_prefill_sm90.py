@@ -26,7 +26,7 @@ from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_prefill import kernel_sm90_fused
 from gdnbench_kernels.gdn_prefill.contract import OPERATION
 from gdnbench_kernels.gdn_prefill.params import PrefillParams
-from gdnbench_kernels.gdn_prefill.sm90 import launch_sm90
+from gdnbench_kernels.gdn_prefill.sm90_fused import launch_sm90
 from gdnbench_kernels.gdn_prefill.sm90_plan import Tuning, planned
 from gdnbench_kernels.gdn_prefill.sm90_sources import sm90_source
 from gdnbench_kernels.gdn_prefill.synth import synth

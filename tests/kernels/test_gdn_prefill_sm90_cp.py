@@ -25,9 +25,9 @@ from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_prefill import sm90_cp
 from gdnbench_kernels.gdn_prefill.contract import OPERATION
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
-from gdnbench_kernels.gdn_prefill.sm90 import sm90 as sm90_fused
 from gdnbench_kernels.gdn_prefill.sm90_cp import sm90, sm90_fused_cp, sm90_prepared
 from gdnbench_kernels.gdn_prefill.sm90_cuts import SLICES, CutPlan, plan_of, plans
+from gdnbench_kernels.gdn_prefill.sm90_fused import sm90_fused
 from gdnbench_kernels.gdn_prefill.sm90_segment_sources import build_scan
 from gdnbench_kernels.gdn_prefill.synth import synth
 from tests.subset import quick

@@ -15,8 +15,8 @@ pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 from gdnbench.replay.simulated import programs_simulated
 from gdnbench.sim import active
 from gdnbench_kernels.gdn_prefill.fused import sm100_fused
-from gdnbench_kernels.gdn_prefill.sm90 import sm90 as sm90_fused
 from gdnbench_kernels.gdn_prefill.sm90_cp import sm90, sm90_fused_cp, sm90_prepared
+from gdnbench_kernels.gdn_prefill.sm90_fused import sm90_fused
 from gdnbench_kernels.gdn_prefill.sm90_prepared_sources import sm90_prepared_sources
 from gdnbench_kernels.gdn_prefill.sm90_segment_sources import sm90_cp_sources
 from gdnbench_kernels.gdn_prefill.sm90_sources import sm90_sources

@@ -1,11 +1,14 @@
-"""The kernels named `sm90` and `sm90_fused_cp` of gdn_prefill, for Hopper: the fused kernel over segments of
-the sequences, where a call has too few value heads to occupy the SMs.
+"""The kernels named `sm90`, `sm90_fused_cp` and `sm90_prepared` of gdn_prefill, for Hopper: with the squares
+in a launch of their own or not, and over segments of the sequences where a call has too few value heads to
+occupy the SMs. The launches in order:
 
+    chunk_squares   q, k, g, beta                          -> Ai beta and P of each chunk (prepared)
     chunk_transfer  k, v, g, beta, initial state           -> B and M of each segment
     segment_scan    B, M                                   -> the state before each segment
     chunk_segments  q, k, v, g, beta, states               -> o, final state
 
-`sm90` cuts as `sm90_cuts.py` says, from shapes alone, or not at all; `sm90_fused_cp` where the caller says.
+Without segments one launch follows the squares, or is the only one. `sm90` takes the plan of `sm90_cuts.py`,
+by shapes alone; the others cut where the caller says.
 The host reads nothing back from the device and no shape depends on values. A sequence is cut at multiples of
 the segment's tokens: its bits depend on these, neither on its batch nor on slices nor on the device. A
 sequence of one segment has the bits of `sm90_fused`.

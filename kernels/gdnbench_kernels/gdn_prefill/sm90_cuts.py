@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """How a call is divided among the CTAs of an SM90: by slices of the rows of a state, and by segments of the
 sequences. The plan whose expected time is shortest.
 

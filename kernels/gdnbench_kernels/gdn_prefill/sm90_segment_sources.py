@@ -64,7 +64,7 @@ def sm90_transfer_source(
 
 
 def sm90_scan_source(value_heads: int) -> Source:
-    """`SegmentScan` without packed multiply-adds."""
+    """`CutScan`, without packed multiply-adds."""
     check_heads(1, value_heads)
     return Source.create("gdn_prefill.scan_sm90", f"{__name__}:build_scan", value_heads=value_heads)
 

@@ -28,7 +28,7 @@ from gdnbench_kernels.validate import dtype_name
 
 
 @takes_params(PrefillParams, without=("gate", "state_layout", "qk"))
-def sm90(
+def sm90_fused(
     params: PrefillParams,
     *,
     o: Tensor | None = None,
