@@ -24,14 +24,14 @@ class Kind(Enum):
     INIT = "initialises"
     INVAL = "invalidates"
     ARRIVE = "arrives at"
-    EXTRA = "adds an arrival to"  # cp.async.mbarrier.arrive without .noinc, when it is issued
+    INCREMENT = "adds an arrival to"  # cp.async.mbarrier.arrive without .noinc, when it is issued
     EXPECT = "expects bytes at"
     COMPLETE = "completes bytes at"
     WAIT = "waits for"
     JOIN = "joins"  # a named barrier
     LEAVE = "leaves"  # a named barrier, once the round that the actor joined is over
-    GIVE = "gives to"  # a pool: setmaxnreg.dec
-    TAKE = "takes from"  # a pool: setmaxnreg.inc, which waits until the pool has enough; tcgen05.alloc
+    RELEASE = "releases to"  # a pool: setmaxnreg.dec, tcgen05.dealloc
+    ACQUIRE = "acquires from"  # a pool: setmaxnreg.inc, which waits until the pool has enough; tcgen05.alloc
     REQUEST = "requests a cluster by"  # clusterlaunchcontrol.try_cancel of a CTA
     REFUSED = "reads that a request failed by"  # after which a request of that CTA is undefined
 
@@ -42,14 +42,14 @@ class Kind(Enum):
     @property
     def counts(self) -> bool:
         """Whether it counts for a phase."""
-        return self in (Kind.ARRIVE, Kind.EXTRA, Kind.EXPECT, Kind.COMPLETE, Kind.JOIN)
+        return self in (Kind.ARRIVE, Kind.INCREMENT, Kind.EXPECT, Kind.COMPLETE, Kind.JOIN)
 
 
 class Act(NamedTuple):
     """`amount`: the arrivals that INIT expects and ARRIVE makes, the bytes of EXPECT and COMPLETE, the parity
-    that WAIT waits for, the threads that JOIN brings, what GIVE and TAKE move. `size`: the threads that the
-    round of JOIN waits for, by how many ARRIVE lowers what later phases expect (arrive_drop), and what is in
-    the pool of GIVE and TAKE at first."""
+    that WAIT waits for, the threads that JOIN brings, what RELEASE and ACQUIRE move. `size`: the threads that
+    the round of JOIN waits for, by how many ARRIVE lowers what later phases expect (arrive_drop), and what is
+    in the pool of RELEASE and ACQUIRE at first."""
 
     kind: Kind
     barrier: Hashable

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the events of a protocol in any order, one at a time, and says which phase each act met.
+"""Runs the events of a protocol in any order, one at a time, and says which phase each act meets.
 
 An address that is initialised anew after mbarrier.inval is another barrier: `Machine.barriers` numbers them
 by address and generation.
@@ -10,25 +10,25 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from gdnbench.sim.protocol.cells import Cell, Fault, apply, open_for
+from gdnbench.sim.protocol.barriers import BarrierState, Fault, apply, wait_passes
 from gdnbench.sim.protocol.events import Act, Kind, Protocol
 
-Met = tuple[int, ...]
-"""By act, the phase that it counts for or whose end it waited for; 0 for INIT, INVAL, GIVE and TAKE."""
+Phases = tuple[int, ...]
+"""By act, the phase that it counts for or whose end it waited for; 0 for INIT, INVAL, RELEASE and ACQUIRE."""
 
 
 class State(NamedTuple):
-    """`positions`: by actor, how many of its events have been; `cells`: by barrier; `joined`: by actor and
+    """`positions`: by actor, how many of its events have been; `barriers`: by barrier; `joined`: by actor and
     named barrier (`Machine.joins`), the round that the actor joined last."""
 
     positions: tuple[int, ...]
-    cells: tuple[Cell | None, ...]
+    barriers: tuple[BarrierState | None, ...]
     joined: tuple[int, ...]
 
 
 class Machine:
-    """`met[e]` is what event e met in the run, whose order is that of the events. Raises ValueError if the
-    events are no run of the machine. `last` are the barriers at its end, or before their inval."""
+    """`phases[e]` are those that event e met in the run, whose order is that of the events. Raises ValueError
+    if the events are no run of the machine. `last` are the barriers at its end, or before their inval."""
 
     def __init__(self, protocol: Protocol) -> None:
         self.protocol = protocol
@@ -40,8 +40,8 @@ class Machine:
             tuple(self._numbered(event.actor, act) for act in event.acts) for event in protocol.events
         ]
         self._place = {e: at for events in protocol.actors for at, e in enumerate(events)}
-        self.last = [Cell()] * len(self.barriers)
-        self.met = self._recorded()
+        self.last = [BarrierState()] * len(self.barriers)
+        self.phases = self._recorded()
 
     def _numbered(self, actor: int, act: Act) -> tuple[Act, int]:
         generation = self._generations.get(act.barrier, 0)
@@ -55,8 +55,8 @@ class Machine:
             self.joins.setdefault((actor, number), len(self.joins))
         return act, number
 
-    def _recorded(self) -> list[Met]:
-        state, found = self.start(), list[Met]()
+    def _recorded(self) -> list[Phases]:
+        state, found = self.start(), list[Phases]()
         for number, event in enumerate(self.protocol.events):
             try:
                 stepped = self.step(state, number)
@@ -64,10 +64,10 @@ class Machine:
                 raise ValueError(f"event {number} ({event.text}) of the run {fault}") from None
             if stepped is None:
                 raise ValueError(f"event {number} ({event.text}) of the run waits for an event behind it")
-            state, met = stepped
-            found.append(met)
+            state, phases = stepped
+            found.append(phases)
             for _, at in self.acts[number]:
-                self.last[at] = state.cells[at] or self.last[at]
+                self.last[at] = state.barriers[at] or self.last[at]
         return found
 
     def start(self) -> State:
@@ -87,36 +87,36 @@ class Machine:
         )
         return [e for e in following if all(self.has(state, one) for one in self.protocol.events[e].after)]
 
-    def step(self, state: State, event: int) -> tuple[State, Met] | None:
+    def step(self, state: State, event: int) -> tuple[State, Phases] | None:
         """Do `event`, which is ready. None if a barrier makes its actor wait. Raises Fault."""
         actor = self.protocol.events[event].actor
-        cells, joined, met = list(state.cells), list(state.joined), list[int]()
+        barriers, joined, phases = list(state.barriers), list(state.joined), list[int]()
         for act, at in self.acts[event]:
-            cell = cells[at]
+            barrier = barriers[at]
             if act.kind is Kind.WAIT:
-                if not open_for(cell, act.amount):
+                if not wait_passes(barrier, act.amount):
                     return None
-                assert cell is not None
-                met.append(cell.phase - 1)
-            elif act.kind in (Kind.GIVE, Kind.TAKE):
-                cell = cell or Cell(pending=act.size)
-                left = cell.pending + (act.amount if act.kind is Kind.GIVE else -act.amount)
+                assert barrier is not None
+                phases.append(barrier.phase - 1)
+            elif act.kind in (Kind.RELEASE, Kind.ACQUIRE):
+                barrier = barrier or BarrierState(pending=act.size)
+                left = barrier.pending + (act.amount if act.kind is Kind.RELEASE else -act.amount)
                 if left < 0:
                     return None
-                cells[at] = cell._replace(pending=left)
-                met.append(0)
+                barriers[at] = barrier._replace(pending=left)
+                phases.append(0)
             elif act.kind is Kind.LEAVE:
                 round_ = joined[self.joins[actor, at]]
-                if cell is None or cell.phase <= round_:
+                if barrier is None or barrier.phase <= round_:
                     return None
-                met.append(round_)
+                phases.append(round_)
             else:
-                if act.kind is Kind.INIT and at in self.previous and cells[self.previous[at]] is not None:
+                if act.kind is Kind.INIT and at in self.previous and barriers[self.previous[at]] is not None:
                     raise Fault("initialises an mbarrier that is in use")
-                met.append(cell.phase if act.kind.counts and cell is not None else 0)
+                phases.append(barrier.phase if act.kind.counts and barrier is not None else 0)
                 if act.kind is Kind.JOIN:
-                    joined[self.joins[actor, at]] = met[-1]
-                cells[at] = apply(cell, act)
+                    joined[self.joins[actor, at]] = phases[-1]
+                barriers[at] = apply(barrier, act)
         positions = list(state.positions)
         positions[actor] += 1
-        return State(tuple(positions), tuple(cells), tuple(joined)), tuple(met)
+        return State(tuple(positions), tuple(barriers), tuple(joined)), tuple(phases)

@@ -1,31 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check of all orders at once.
+"""The check of all orders at once, by the happens-before relation of one recorded run.
 
-The run gives each arrival the phase that it counted for and each wait the phase whose end it saw. Let P be
-the least partial order in which an actor's events follow one another, a landing follows its issue, and a wait
-for a phase follows all that counted for it. As long as every act meets the phase that it met in the run, the
-events that have been are closed downwards in P, and a barrier has completed exactly those phases whose acts
-have all been. So the first act that meets another phase is one of these, with D the set of events before it:
+An example: warp 0 fills the one slot of a ring twice and waits for nothing, warp 1 waits for each fill.
 
-- an arrival of phase n + 1 that is not after all acts of phase n in P;
-- a wait for phase n of which the actor can come to it while fewer phases are complete, by an even number;
-- a wait for phase n that none of the acts of phase n + 1 is after: phase n + 1 can be over before it;
-- an act of an mbarrier that is not after its init, or that its inval is not after;
-- a request to cancel a cluster that is not before each act by which its CTA reads that a request failed.
+    warp 0    arrive FULL (phase 0)    arrive FULL (phase 1)
+    warp 1    wait FULL (phase 0)      wait FULL (phase 1)
 
-Each condition is exact, and the smallest D that is closed downwards gives the shortest order. If none holds,
-no order stops before its end: of the events that are left, one is least in P. An arrival can always be done,
-and a wait that is least has its phase complete, and no later one. That replaces the search through states, of
-which there are exponentially many, by a pass through the events.
+Program order and the phases give these edges: arrival 0 -> arrival 1, wait 0 -> wait 1, arrival 0 -> wait 0,
+arrival 1 -> wait 1. Nothing puts wait 0 before arrival 1, so both arrivals may come first. Then two phases
+are over, the barrier has the parity that it began with, and wait 0 never ends. If warp 1 arrives at EMPTY
+behind wait 0, and warp 0 waits for that before its second fill, then wait 0 -> arrive EMPTY -> wait EMPTY ->
+arrival 1, and every order is right.
+
+In general the run gives each arrival the phase that it counted for and each wait the phase whose end it saw.
+*Happens-before* is the least partial order in which an actor's events follow one another, a landing follows
+its issue, and a wait for a phase follows all that counted for it. As long as every act meets the phase that
+it met in the run, the events so far are a *consistent cut*: with an event it has all that happen before it.
+And a barrier has completed exactly those phases whose acts are all in the cut. So the first act that meets
+another phase is one of these:
+
+- an arrival of phase n + 1, unless all acts of phase n happen before it;
+- a wait for phase n that its actor can come to while fewer phases are complete, by an even number;
+- a wait for phase n that happens before no act of phase n + 1: phase n + 1 can be over before it;
+- an act of an mbarrier that does not happen after its init, or not before its inval;
+- a request to cancel a cluster, unless it happens before each act by which its CTA reads that one failed.
+
+Each condition is exact, and the smallest consistent cut gives the shortest order. If none holds, no order
+stops before its end: of the events that are left, one has no other before it. An arrival can always be done,
+and such a wait has its phase complete, and no later one. That replaces the search through states, of which
+there are exponentially many, by a pass through the events.
 
 A phase is over as soon as no arrivals and no bytes are pending, which may be before all its acts have been,
-if bytes are announced, or an arrival is added, after the last arrival. Where P puts each such announcement
+if bytes are announced, or an arrival is added, after the last arrival. Where each such announcement happens
 before an arrival of its phase, and an added arrival counts for the phase that it was added to, this cannot
-happen. Elsewhere the plain search decides (`search.py`).
+be. Elsewhere the plain search decides (`search.py`).
 
-A pool (setmaxnreg, the columns of tensor memory) gives no edge of P. If P puts no gift to it after something
-that is taken from it, and it holds enough for all that is taken, then the warps that can only wait for the
-pool have all gifts before them, and one of them can go on. Elsewhere the plain search decides, too.
+A pool (setmaxnreg, the columns of tensor memory) is a counting semaphore and gives no edge. If no release
+happens after an acquire, and the pool holds enough for all acquires, then all releases happen before the
+warps that can only wait for the pool, and one of them can go on. Elsewhere the plain search decides, too.
 
 A *drain* is a wait after which its warp does nothing but wait (`drains.py`).
 """
@@ -37,7 +49,7 @@ from collections.abc import Hashable, Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from gdnbench.sim.protocol.cells import Fault
+from gdnbench.sim.protocol.barriers import Fault
 from gdnbench.sim.protocol.drains import drains_of, without
 from gdnbench.sim.protocol.events import Kind, Protocol, rank_of
 from gdnbench.sim.protocol.machine import Machine
@@ -76,25 +88,26 @@ class Checked:
 
 @dataclass(slots=True)
 class _Orders:
-    """`upto[e]`: the events that must be before e whatever the barriers do, and all before those; `below[e]`
-    adds what e waits for, and e."""
+    """Sets of events that are closed under happens-before. `past[e]` is the least in which e can be next, if
+    the barriers let it: what its actor did before, its issue, and all that happens before those. `closure[e]`
+    is the least that has e: that, what e waits for, and e."""
 
     machine: Machine
-    upto: list[EventSet] = field(default_factory=list)
-    below: list[EventSet] = field(default_factory=list)
+    past: list[EventSet] = field(default_factory=list)
+    closure: list[EventSet] = field(default_factory=list)
     counting: dict[Phase, list[int]] = field(default_factory=lambda: defaultdict(list))
     waiting: dict[Phase, list[int]] = field(default_factory=lambda: defaultdict(list))
-    given: list[int] = field(default_factory=list)
-    taken: list[int] = field(default_factory=list)
+    releases: list[int] = field(default_factory=list)
+    acquires: list[int] = field(default_factory=list)
     inits: dict[int, int] = field(default_factory=dict)
     invals: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         machine, full = self.machine, dict[Phase, EventSet]()
         for number, acts in enumerate(machine.acts):
-            upto = _union(self.below[one] for one in machine.protocol.before[number])
-            below = upto | 1 << number
-            for (act, at), phase in zip(acts, machine.met[number], strict=True):
+            past = _union(self.closure[one] for one in machine.protocol.before[number])
+            closure = past | 1 << number
+            for (act, at), phase in zip(acts, machine.phases[number], strict=True):
                 key = at, phase
                 if act.kind.counts and number not in self.counting[key]:
                     self.counting[key].append(number)
@@ -102,21 +115,21 @@ class _Orders:
                     self.waiting[key].append(number)
                     if key not in full:  # in the run all that counts for it has been
                         full[key] = self.all_of(key)
-                    below |= full[key]
-                elif act.kind is Kind.GIVE:
-                    self.given.append(number)
-                elif act.kind is Kind.TAKE:
-                    self.taken.append(number)
+                    closure |= full[key]
+                elif act.kind is Kind.RELEASE:
+                    self.releases.append(number)
+                elif act.kind is Kind.ACQUIRE:
+                    self.acquires.append(number)
                 elif act.kind is Kind.INIT:
                     self.inits[at] = number
                 elif act.kind is Kind.INVAL:
                     self.invals[at] = number
-            self.upto.append(upto)
-            self.below.append(below)
+            self.past.append(past)
+            self.closure.append(closure)
 
     def all_of(self, phase: Phase) -> EventSet:
-        """All that counts for a phase, and what must be before."""
-        return _union(self.below[one] for one in self.counting.get(phase, ()))
+        """All that counts for a phase, and what happens before it."""
+        return _union(self.closure[one] for one in self.counting.get(phase, ()))
 
 
 def _union(sets: Iterable[EventSet]) -> EventSet:
@@ -166,8 +179,8 @@ def _judged(orders: _Orders, states: int, drains: Set[int]) -> tuple[Checked, se
     doubt = _may_end_early(orders) or _may_wait_for_pool(orders)
     broken = None if found is None else _replayed(machine, found)
     shortest = doubt is None
-    if found is not None and broken is None and orders.given:  # one of its events waits for the pool
-        shortest, broken = False, _replayed(machine, _with_gifts(orders, found))
+    if found is not None and broken is None and orders.releases:  # one of its events waits for the pool
+        shortest, broken = False, _replayed(machine, _with_releases(orders, found))
     if doubt is not None:
         searched = search(machine, states)
         shortest = searched.complete
@@ -178,7 +191,7 @@ def _judged(orders: _Orders, states: int, drains: Set[int]) -> tuple[Checked, se
             why = f"{machine.protocol.events[event].text}: {reason}; {states} states were too few"
             return Checked(Verdict.OPEN, count, why=why), set()
     if broken is None and found is not None and doubt is None:
-        assert orders.given, found
+        assert orders.releases, found
         text = machine.protocol.events[found.last[-1] if found.waiter is None else found.waiter].text
         why = f"{text}: {found.wrong.value}, unless a wait for a pool prevents it"
         return Checked(Verdict.OPEN, count, why=why), set()
@@ -195,7 +208,7 @@ def _drains_early(machine: Machine, wrong: Wrong, order: tuple[int, ...], drains
     drain passes at the latest when all others have come to their ends."""
     if wrong is not Wrong.PREMATURE or order[-1] not in drains:
         return False
-    ((_, at),), (phase,) = machine.acts[order[-1]], machine.met[order[-1]]
+    ((_, at),), (phase,) = machine.acts[order[-1]], machine.phases[order[-1]]
     return machine.last[at].phase == phase + 1
 
 
@@ -204,8 +217,8 @@ def _after_exit(orders: _Orders) -> EventSet:
     end of one of its warps."""
     protocol, ends, found = orders.machine.protocol, dict[int, EventSet](), 0
     for actor, rank in protocol.ranks.items():
-        below = orders.below[protocol.actors[actor][-1]] if protocol.actors[actor] else 0
-        ends[rank] = ends.get(rank, 0) | below
+        last = orders.closure[protocol.actors[actor][-1]] if protocol.actors[actor] else 0
+        ends[rank] = ends.get(rank, 0) | last
     for number, event in enumerate(protocol.events):
         own = protocol.ranks.get(event.actor)
         ranks = {rank_of(act.barrier) for act in event.acts} - {None, own}
@@ -230,17 +243,17 @@ def _chained(orders: _Orders, events: EventSet) -> EventSet:
 
 
 def _may_wait_for_pool(orders: _Orders) -> tuple[int, str] | None:
-    """Something taken from a pool that may have to wait for what is given after it; None if all can go on."""
+    """An acquire that may have to wait for a release that happens after it; None if all can go on."""
     acts, total, size = orders.machine.acts, dict[int, int](), dict[int, int]()
-    for act, at in (one for event in orders.taken for one in acts[event]):
+    for act, at in (one for event in orders.acquires for one in acts[event]):
         total[at] = total.get(at, 0) + act.amount
         size[at] = act.size
     enough = {at for at in total if total[at] <= size[at]}
-    taken = _mask(event for event in orders.taken if acts[event][0][1] not in enough)
-    for event in orders.given:
-        for earlier in _members(orders.upto[event] & taken):
+    acquires = _mask(event for event in orders.acquires if acts[event][0][1] not in enough)
+    for event in orders.releases:
+        for earlier in _members(orders.past[event] & acquires):
             if {at for _, at in acts[event]} & {at for _, at in acts[earlier]}:
-                return earlier, "it may wait for what others give later"
+                return earlier, "it may wait for what others release later"
     return None
 
 
@@ -255,19 +268,19 @@ class _Candidate:
 
 
 def _broken(orders: _Orders) -> Iterator[_Candidate]:
-    yield from _elsewhere(orders)
+    yield from _of_other_phases(orders)
     yield from _wrong_waits(orders)
     yield from _outside_lifetime(orders)
     yield from _late_requests(orders)
 
 
-def _elsewhere(orders: _Orders) -> Iterator[_Candidate]:
+def _of_other_phases(orders: _Orders) -> Iterator[_Candidate]:
     """Arrivals that can come in the phase before theirs."""
     for (at, phase), events in orders.counting.items():
         earlier = _mask(orders.counting.get((at, phase - 1), ()))
         for event in events:
-            if earlier & ~orders.upto[event] & ~(1 << event):
-                yield _Candidate(Wrong.ELSEWHERE, orders.upto[event], (event,))
+            if earlier & ~orders.past[event] & ~(1 << event):
+                yield _Candidate(Wrong.OTHER_PHASE, orders.past[event], (event,))
 
 
 def _wrong_waits(orders: _Orders) -> Iterator[_Candidate]:
@@ -279,13 +292,13 @@ def _wrong_waits(orders: _Orders) -> Iterator[_Candidate]:
         for event in events:
             if orders.machine.acts[event][0][0].kind is not Kind.WAIT:
                 continue
-            upto = orders.upto[event]
+            past = orders.past[event]
             seen = phase + 1
-            while seen > 0 and masks[at, seen - 1] & ~upto:
+            while seen > 0 and masks[at, seen - 1] & ~past:
                 seen -= 1
             seen += (phase + 1 - seen) % 2
             if seen < phase + 1:
-                yield _Candidate(Wrong.PREMATURE, upto | until[at, seen - 1], (event,))
+                yield _Candidate(Wrong.PREMATURE, past | until[at, seen - 1], (event,))
             following = until[at, phase + 1]
             if orders.machine.last[at].phase >= phase + 2 and not following >> event & 1:
                 yield _Candidate(Wrong.MISSED, following, waiter=event)
@@ -293,18 +306,18 @@ def _wrong_waits(orders: _Orders) -> Iterator[_Candidate]:
 
 def _outside_lifetime(orders: _Orders) -> Iterator[_Candidate]:
     for event, acts in enumerate(orders.machine.acts):
-        upto = orders.upto[event]
+        past = orders.past[event]
         for act, at in acts:
             if act.kind is Kind.INIT:
                 before = orders.machine.previous.get(at)
                 first = None if before is None else orders.invals[before]
             else:
                 first = orders.inits.get(at)
-            if first is not None and not upto >> first & 1:
-                yield _Candidate(Wrong.FAULT, upto, (event,))
+            if first is not None and not past >> first & 1:
+                yield _Candidate(Wrong.FAULT, past, (event,))
             last = orders.invals.get(at)
-            if last is not None and last != event and not orders.upto[last] >> event & 1:
-                yield _Candidate(Wrong.FAULT, upto | orders.upto[last], (last, event))
+            if last is not None and last != event and not orders.past[last] >> event & 1:
+                yield _Candidate(Wrong.FAULT, past | orders.past[last], (last, event))
 
 
 def _late_requests(orders: _Orders) -> Iterator[_Candidate]:
@@ -318,8 +331,8 @@ def _late_requests(orders: _Orders) -> Iterator[_Candidate]:
                 refused.append((event, at))
     for reads, at in refused:
         for event in requests.get(at, ()):
-            if not orders.upto[reads] >> event & 1:
-                before = orders.upto[event] | orders.upto[reads]
+            if not orders.past[reads] >> event & 1:
+                before = orders.past[event] | orders.past[reads]
                 yield _Candidate(Wrong.FAULT, before, (reads, event))
 
 
@@ -332,8 +345,10 @@ def _may_end_early(orders: _Orders) -> tuple[int, str] | None:
     for (at, phase), events in orders.counting.items():
         last = orders.machine.last[at]
         over = last.phase > phase
-        extra = [e for e in events if any(act.kind is Kind.EXTRA and where == at for act, where in acts[e])]
-        if not over and not extra and last.pending:
+        increments = [
+            e for e in events if any(act.kind is Kind.INCREMENT and where == at for act, where in acts[e])
+        ]
+        if not over and not increments and last.pending:
             continue  # its arrivals were too few, whatever the bytes
         if not over and last.tx < 0:
             return events[0], _PARTLY  # the sum of some of its bytes may be 0
@@ -344,13 +359,13 @@ def _may_end_early(orders: _Orders) -> tuple[int, str] | None:
             for act, where in acts[e]
             if act.kind is Kind.ARRIVE and where == at
         )
-        if added != sum(act.amount for e in extra for act, where in acts[e] if where == at):
+        if added != sum(act.amount for e in increments for act, where in acts[e] if where == at):
             # An added arrival counts for another phase than its own.
-            return (extra[0] if extra else events[0]), _PARTLY
-        arrivals = _union(orders.upto[e] for e in by_itself)
+            return (increments[0] if increments else events[0]), _PARTLY
+        arrivals = _union(orders.past[e] for e in by_itself)
         for event in events:
             kinds = [act.kind for act, where in acts[event] if where == at]
-            announces = Kind.EXPECT in kinds or Kind.EXTRA in kinds
+            announces = Kind.EXPECT in kinds or Kind.INCREMENT in kinds
             follows = Kind.ARRIVE in kinds and kinds.index(Kind.ARRIVE) > kinds.index(
                 Kind.EXPECT if Kind.EXPECT in kinds else kinds[0]
             )
@@ -362,7 +377,7 @@ def _may_end_early(orders: _Orders) -> tuple[int, str] | None:
 def _arrives_by_itself(machine: Machine, event: int, at: int) -> bool:
     """Whether the arrival is one that mbarrier.init counts, not one that EXTRA has added."""
     added = any(
-        act.kind is Kind.EXTRA and where == at
+        act.kind is Kind.INCREMENT and where == at
         for one in machine.protocol.events[event].after
         for act, where in machine.acts[one]
     )
@@ -389,18 +404,20 @@ def _replayed(machine: Machine, found: _Candidate) -> Broken | None:
     return None
 
 
-def _with_gifts(orders: _Orders, found: _Candidate) -> _Candidate:
-    """The candidate with what must be given to pools before its events can take from them: of the gifts that
+def _with_releases(orders: _Orders, found: _Candidate) -> _Candidate:
+    """The candidate with the releases that pools need before its events can acquire from them: of those that
     do not need its last event or the wait that is missed, those that need the fewest further events."""
     kept = _mask(found.last) if found.waiter is None else 1 << found.waiter
     events = found.events
-    gifts = {one for one in orders.given if not orders.below[one] & kept}
+    possible = {one for one in orders.releases if not orders.closure[one] & kept}
     while (pool := _lacking(orders.machine, _members(events))) is not None:
-        more = [one for one in gifts if any(at == pool for _, at in orders.machine.acts[one])]
+        more = [one for one in possible if any(at == pool for _, at in orders.machine.acts[one])]
         more = [one for one in more if not events >> one & 1]
         if not more:
             break
-        events |= orders.below[min(more, key=lambda one: ((orders.below[one] & ~events).bit_count(), one))]
+        events |= orders.closure[
+            min(more, key=lambda one: ((orders.closure[one] & ~events).bit_count(), one))
+        ]
     return replace(found, events=events)
 
 
@@ -409,9 +426,9 @@ def _lacking(machine: Machine, order: Iterable[int]) -> int | None:
     left = dict[int, int]()
     for event in order:
         for act, at in machine.acts[event]:
-            if act.kind in (Kind.GIVE, Kind.TAKE):
-                given = act.amount if act.kind is Kind.GIVE else -act.amount
-                left[at] = left.get(at, act.size) + given
+            if act.kind in (Kind.RELEASE, Kind.ACQUIRE):
+                change = act.amount if act.kind is Kind.RELEASE else -act.amount
+                left[at] = left.get(at, act.size) + change
                 if left[at] < 0:
                     return at
     return None

@@ -153,7 +153,7 @@ class ProtocolRecorder(PathObserver):
             self._add(warp, ins, Act(Kind.LEAVE, CLUSTER))
         elif any(one.signals for one in self._submitted):
             extra = ins.op == "cp.async.mbarrier.arrive" and not ins.has("noinc")
-            self._issue(warp, ins, *(_acts(Kind.EXTRA, ins, lanes, sources) if extra else ()))
+            self._issue(warp, ins, *(_acts(Kind.INCREMENT, ins, lanes, sources) if extra else ()))
         elif sync not in _ARRIVALS:
             self._acted(warp)
 
@@ -242,7 +242,7 @@ class ProtocolRecorder(PathObserver):
         before = self._registers[warp.number]
         more = self._ctas[warp.rank].pool.registers_of(warp.index) - before
         if more:
-            kind = Kind.TAKE if more > 0 else Kind.GIVE
+            kind = Kind.ACQUIRE if more > 0 else Kind.RELEASE
             self._add(warp, ins, Act(kind, ("registers", warp.rank), abs(more)))
             self._acted(warp)
 
@@ -258,7 +258,7 @@ class ProtocolRecorder(PathObserver):
         if ins.has("cta_group::2") and (previous is None or isinstance(previous, PairWait)):
             self._add(warp, ins, Act(Kind.LEAVE, _pair(warp, ins)))
         columns = uniform_value(sources[1], lanes, "the number of columns") & _WORD
-        kind = Kind.TAKE if ins.op == "tcgen05.alloc" else Kind.GIVE
+        kind = Kind.ACQUIRE if ins.op == "tcgen05.alloc" else Kind.RELEASE
         self._add(warp, ins, Act(kind, ("tensor memory", warp.rank), columns, TENSOR_COLUMNS))
         self._acted(warp)
 
@@ -355,7 +355,7 @@ def _number(sources: tuple[Argument, ...], lanes: Lanes) -> int:
 
 def _acts(kind: Kind, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]) -> list[Act]:
     """One act for each address, of as many lanes as name it."""
-    count = kind not in (Kind.EXTRA, Kind.INVAL)
+    count = kind not in (Kind.INCREMENT, Kind.INVAL)
     operands = [scalar_operand(sources[0])] + ([scalar_operand(sources[1])] if count else [])
     found: list[Act] = []
     for members, (address, *rest) in distinct_operands(lanes, *operands):

@@ -135,14 +135,14 @@ def _barriers(machine: Machine, event: int) -> str:
 def _phases(machine: Machine, state: State, event: int, broken: Broken) -> tuple[str, str]:
     """The barrier of a deviation, and which phase the event met in the run and meets now."""
     if broken.wrong is Wrong.MISSED:
-        ((act, at),), (phase,) = machine.acts[event], machine.met[event]
+        ((act, at),), (phase,) = machine.acts[event], machine.phases[event]
         until = "a phase before the first" if phase < 0 else f"phase {phase}"
         return _named(machine, at, act.barrier), (
             f"it waits for the end of {until}, and phase {phase + 1} is over too"
         )
     stepped = machine.step(state, event)
     assert stepped is not None
-    for (act, at), now, run in zip(machine.acts[event], stepped[1], machine.met[event], strict=True):
+    for (act, at), now, run in zip(machine.acts[event], stepped[1], machine.phases[event], strict=True):
         if now != run:
             does = "passes at the end of" if act.kind.waits else "counts for"
             now_text = "a phase before the first" if now < 0 else f"phase {now}"

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from enum import Enum
 
-from gdnbench.sim.protocol.cells import Fault
+from gdnbench.sim.protocol.barriers import Fault
 from gdnbench.sim.protocol.events import Kind
 from gdnbench.sim.protocol.machine import Machine, State
 
@@ -15,7 +15,7 @@ from gdnbench.sim.protocol.machine import Machine, State
 class Wrong(Enum):
     """What an order does that the run did not."""
 
-    ELSEWHERE = "counts for another phase than in the run"
+    OTHER_PHASE = "counts for another phase than in the run"
     PREMATURE = "passes before the phase that it waits for is over"
     MISSED = "a phase that is still waited for is two phases behind"
     FAULT = "is undefined"
@@ -66,8 +66,8 @@ def search(
             if stepped is None:
                 continue
             moved = True
-            after, met = stepped
-            if deviations and (wrong := deviation(machine, state, event, after, met)) is not None:
+            after, phases = stepped
+            if deviations and (wrong := deviation(machine, state, event, after, phases)) is not None:
                 order = (*prefix, *_order(came, state), event)
                 return Searched(len(came), Broken(wrong[0], order, wrong[1]), True)
             if after not in came:
@@ -81,19 +81,19 @@ def search(
 
 
 def deviation(
-    machine: Machine, state: State, event: int, after: State, met: tuple[int, ...]
+    machine: Machine, state: State, event: int, after: State, phases: tuple[int, ...]
 ) -> tuple[Wrong, int | None] | None:
     """How the step differs from the run."""
-    for (act, _), now, then in zip(machine.acts[event], met, machine.met[event], strict=True):
+    for (act, _), now, then in zip(machine.acts[event], phases, machine.phases[event], strict=True):
         if now != then:
-            return (Wrong.PREMATURE if act.kind.waits else Wrong.ELSEWHERE), None
+            return (Wrong.PREMATURE if act.kind.waits else Wrong.OTHER_PHASE), None
     grown = {
-        at: cell.phase
-        for at, (cell, old) in enumerate(zip(after.cells, state.cells, strict=True))
-        if cell is not None and old is not None and cell.phase > old.phase
+        at: barrier.phase
+        for at, (barrier, old) in enumerate(zip(after.barriers, state.barriers, strict=True))
+        if barrier is not None and old is not None and barrier.phase > old.phase
     }
     for number, acts in enumerate(machine.acts if grown else ()):
-        for (act, at), phase in zip(acts, machine.met[number], strict=True):
+        for (act, at), phase in zip(acts, machine.phases[number], strict=True):
             late = act.kind is Kind.WAIT and at in grown and grown[at] >= phase + 2
             if late and not machine.has(after, number):
                 return Wrong.MISSED, number

@@ -69,7 +69,7 @@ def test_one_fill_without_release_is_proved():
 def test_a_second_arrival_of_one_warp_can_count_for_the_phase_of_another():
     events = [*began((FULL, 2)), event(0, arrive(FULL)), event(1, arrive(FULL))]
     found = check(Protocol([*events, event(0, arrive(FULL)), event(1, arrive(FULL))]))
-    assert found.broken.wrong is Wrong.ELSEWHERE
+    assert found.broken.wrong is Wrong.OTHER_PHASE
     assert len(found.broken.order) == 4 + 2
 
 
@@ -98,7 +98,7 @@ def test_bytes_announced_after_the_last_arrival_end_a_phase_twice():
     # The announcement of another warp is before no arrival: both arrivals can come first.
     late = [*began((FULL, 1), warps=2), event(1, Act(Kind.EXPECT, FULL, 64)), event(0, arrive(FULL))]
     found = check(Protocol([*late, Event(2, (Act(Kind.COMPLETE, FULL, 64),), "copy", (len(late) - 2,))]))
-    assert found.broken.wrong is Wrong.ELSEWHERE
+    assert found.broken.wrong is Wrong.OTHER_PHASE
 
 
 def copy(events):
@@ -123,7 +123,7 @@ def random_program(chance, counts):
         elif kind < 0.94:  # the bytes are announced by themselves
             program.append(((Act(Kind.EXPECT, name, 8),), (Act(Kind.COMPLETE, name, 8),)))
         elif kind < 0.97:
-            program.append(((Act(Kind.EXTRA, name, 1),), (arrive(name),)))
+            program.append(((Act(Kind.INCREMENT, name, 1),), (arrive(name),)))
         else:
             program.append(((Act(Kind.INVAL, name),), ()))
             program.append(((Act(Kind.INIT, name, counts[name]),), ()))
@@ -186,7 +186,7 @@ def test_the_check_agrees_with_the_plain_search():
             kinds.add(found.broken.wrong)
             assert len(found.broken.order) == len(plain.broken.order), seed
     assert min(seen.values()) > 20, seen
-    assert kinds == {Wrong.ELSEWHERE, Wrong.PREMATURE, Wrong.MISSED, Wrong.FAULT}
+    assert kinds == {Wrong.OTHER_PHASE, Wrong.PREMATURE, Wrong.MISSED, Wrong.FAULT}
 
 
 def protocol_with_tail(*, quiet, landing=False):
@@ -227,8 +227,8 @@ def test_a_drain_that_alone_keeps_the_cta_for_a_landing_is_needed():
 
 
 def pools(programs):
-    """Events of one pool in this order: (warp, amount), what is taken if it is below 0."""
-    acts = [Act(Kind.GIVE if amount > 0 else Kind.TAKE, "pool", abs(amount)) for _, amount in programs]
+    """Events of one pool in this order: (warp, amount), an acquire if it is below 0."""
+    acts = [Act(Kind.RELEASE if amount > 0 else Kind.ACQUIRE, "pool", abs(amount)) for _, amount in programs]
     events = [event(warp, act) for (warp, _), act in zip(programs, acts, strict=True)]
     return Protocol(events, {0: 0, 1: 0})
 
@@ -247,7 +247,7 @@ def test_a_warp_that_takes_before_it_gives_can_stop_the_others():
 
 def test_a_drain_whose_landing_a_later_commit_follows_is_harmless_if_commits_arrive_in_order():
     empty, done = Shared(0, 8), Shared(0, 16)
-    events = [*began((empty, 1), (done, 1)), event(1, arrive(empty)), event(1, Act(Kind.GIVE, "issue"))]
+    events = [*began((empty, 1), (done, 1)), event(1, arrive(empty)), event(1, Act(Kind.RELEASE, "issue"))]
     issue = len(events) - 1
     events += [Event(2, (arrive(empty),), "first commit", (issue,), chain="warp 1")]
     events += [Event(3, (arrive(done),), "second commit", (issue,), chain="warp 1")]
@@ -259,11 +259,11 @@ def test_a_drain_whose_landing_a_later_commit_follows_is_harmless_if_commits_arr
 
 def test_an_order_gets_only_the_gifts_that_it_needs():
     """Warp 1 can meet the others once warp 2 has given; then warp 0 overtakes it, as in the ring without
-    releases. A second gift to the pool comes after all of that."""
-    take, give = Act(Kind.TAKE, "pool", 8), Act(Kind.GIVE, "pool", 8)
+    releases. A second release to the pool comes after all of that."""
+    take, give = Act(Kind.ACQUIRE, "pool", 8), Act(Kind.RELEASE, "pool", 8)
     events = [event(2, give), event(1, take), *ring(2, releases=False)]
     found = check(Protocol([*events, event(1, give), event(1, take)]), states=1)
     assert found.broken.wrong is Wrong.MISSED
     assert found.broken.order[:2] == (0, 1)
-    # The gift, what is taken, and those of `test_a_producer_that_waits_for_nothing_overtakes_its_consumer`.
+    # The release, the acquire, and those of `test_a_producer_that_waits_for_nothing_overtakes_its_consumer`.
     assert len(found.broken.order) == 2 + 2 + 3 + 2

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from gdnbench.sim.protocol.events import Act, Kind
 
 
-class Cell(NamedTuple):
+class BarrierState(NamedTuple):
     """A barrier. `phase` counts the phases that are complete; of a named barrier `expected` is 0 between two
     rounds. Of a CTA's launch control `tx` is 1 once it has read that a request failed."""
 
@@ -31,56 +31,56 @@ class Fault(Exception):
     """The act is undefined: what the machine would do is not known. One line."""
 
 
-def apply(cell: Cell | None, act: Act) -> Cell | None:
+def apply(barrier: BarrierState | None, act: Act) -> BarrierState | None:
     """The barrier after an act that is no wait. Raises Fault."""
     if act.kind is Kind.INIT:
-        if cell is not None:
+        if barrier is not None:
             raise Fault("initialises an mbarrier that is in use")
-        return Cell(0, act.amount, act.amount)
+        return BarrierState(0, act.amount, act.amount)
     if act.kind is Kind.JOIN:
-        return _join(cell or Cell(), act)
+        return _join(barrier or BarrierState(), act)
     if act.kind is Kind.REFUSED:
-        return Cell(tx=1)
+        return BarrierState(tx=1)
     if act.kind is Kind.REQUEST:
-        if cell is not None:
+        if barrier is not None:
             raise Fault("requests a cluster after its CTA has read that a request failed")
         return None
-    if cell is None:
+    if barrier is None:
         raise Fault(f"{act.kind.value} an mbarrier that is not initialised")
     if act.kind is Kind.INVAL:
         return None
     if act.kind is Kind.ARRIVE:
-        if act.amount > cell.pending:
-            raise Fault(f"arrives {act.amount} times where {cell.pending} arrivals are pending")
-        left = cell.pending - act.amount
-        return _ended(cell._replace(pending=left, expected=cell.expected - act.size))
-    if act.kind is Kind.EXTRA:
-        return cell._replace(pending=cell.pending + act.amount)
+        if act.amount > barrier.pending:
+            raise Fault(f"arrives {act.amount} times where {barrier.pending} arrivals are pending")
+        left = barrier.pending - act.amount
+        return _ended(barrier._replace(pending=left, expected=barrier.expected - act.size))
+    if act.kind is Kind.INCREMENT:
+        return barrier._replace(pending=barrier.pending + act.amount)
     if act.kind is Kind.EXPECT:
-        return cell._replace(tx=cell.tx + act.amount)
+        return barrier._replace(tx=barrier.tx + act.amount)
     assert act.kind is Kind.COMPLETE
-    return _ended(cell._replace(tx=cell.tx - act.amount))
+    return _ended(barrier._replace(tx=barrier.tx - act.amount))
 
 
-def open_for(cell: Cell | None, parity: int) -> bool:
+def wait_passes(barrier: BarrierState | None, parity: int) -> bool:
     """Whether a wait for `parity` ends now. Raises Fault."""
-    if cell is None:
+    if barrier is None:
         raise Fault("waits for an mbarrier that is not initialised")
-    return cell.phase & 1 != parity
+    return barrier.phase & 1 != parity
 
 
-def _ended(cell: Cell) -> Cell:
-    if cell.pending or cell.tx:
-        return cell
-    return cell._replace(phase=cell.phase + 1, pending=cell.expected)
+def _ended(barrier: BarrierState) -> BarrierState:
+    if barrier.pending or barrier.tx:
+        return barrier
+    return barrier._replace(phase=barrier.phase + 1, pending=barrier.expected)
 
 
-def _join(cell: Cell, act: Act) -> Cell:
-    if not cell.expected:
-        cell = Cell(cell.phase, act.size, act.size)
-    if cell.expected != act.size:
-        raise Fault(f"joins a round of {cell.expected} threads as one of {act.size}")
-    if act.amount > cell.pending:
-        raise Fault(f"brings {act.amount} threads to a round that lacks {cell.pending}")
-    left = cell.pending - act.amount
-    return Cell(cell.phase, left, cell.expected) if left else Cell(cell.phase + 1)
+def _join(barrier: BarrierState, act: Act) -> BarrierState:
+    if not barrier.expected:
+        barrier = BarrierState(barrier.phase, act.size, act.size)
+    if barrier.expected != act.size:
+        raise Fault(f"joins a round of {barrier.expected} threads as one of {act.size}")
+    if act.amount > barrier.pending:
+        raise Fault(f"brings {act.amount} threads to a round that lacks {barrier.pending}")
+    left = barrier.pending - act.amount
+    return BarrierState(barrier.phase, left, barrier.expected) if left else BarrierState(barrier.phase + 1)
