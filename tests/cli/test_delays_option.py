@@ -11,39 +11,14 @@ from typing import Any
 
 import pytest
 
+from tests.docs.session import blocks
 from tests.sim.predict.tools import toolkit
 
 Invoke = Callable[..., Any]  # the fixture `gdnbench`
 
-# Two warps. The first reads what the second one has written, which the barrier orders; then the second one
-# writes it again, which nothing orders after the read.
-LATE_READER = """.version 8.6
-.target sm_100a
-.address_size 64
-.visible .entry late(.param .u64 out)
-{
-.reg .b32 %r<8>; .reg .b64 %d<4>; .reg .pred %p<2>; .reg .b16 %h<2>;
-.shared .align 4 .b32 box[64];
-ld.param.u64 %d0, [out];
-mov.u32 %r0, %tid.x;
-shl.b32 %r1, %r0, 2;
-mov.u32 %r2, box;
-add.s32 %r3, %r2, %r1;
-st.shared.u32 [%r3], %r0;
-bar.sync 0;
-cvt.u16.u32 %h0, %r1;
-setp.ge.u32 %p0, %r0, 32;
-@%p0 bra again;
-ld.shared.u32 %r5, [%r3+128];
-mul.wide.u32 %d1, %r0, 4;
-add.u64 %d2, %d0, %d1;
-st.global.u32 [%d2], %r5;
-ret;
-again:
-st.shared.u16 [%r3], %h0;
-ret;
-}
-"""
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "zoo" / "delays.md").read_text(encoding="utf-8")
+(LATE_READER,) = (block.text for block in blocks(PAGE) if block.file == "late.ptx")
 
 
 def test_a_late_reader(gdnbench: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
