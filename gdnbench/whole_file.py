@@ -45,6 +45,20 @@ def copy_whole(source: Path, path: Path) -> None:
 
 
 @contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """The path to write a file at, which takes the place of `path` if the block raises nothing.
+
+    A link stays one. What is no file, a pipe or /dev/null, is written to itself.
+    """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    with _in_place_of(path) as unfinished:
+        yield unfinished
+
+
+@contextmanager
 def _in_place_of(path: Path) -> Iterator[Path]:
     """The path of a file beside `path`, which takes the place of `path` if the block raises nothing."""
     unfinished = _beside(path)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from gdnbench.cli.console import print_note
 from gdnbench.errors import BadInputError
+from gdnbench.whole_file import replacing
 
 if TYPE_CHECKING:
     from gdnbench.replay.predicting import Timelines
@@ -25,16 +26,24 @@ def check_timeline(path: Path | None) -> None:
         code = errno.EISDIR
     elif not path.parent.is_dir():
         code = errno.ENOENT
-    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+    elif not all(os.access(place, os.W_OK) for place in _written(path)):
         code = errno.EACCES
     if code:
         raise BadInputError(f"--timeline {path}: {os.strerror(code)}")
 
 
+def _written(path: Path) -> list[Path]:
+    """What must be writable: a new file takes the place of one that is there, but of no device or pipe."""
+    if not path.exists():
+        return [path.parent]
+    return [path, Path(os.path.realpath(path)).parent] if path.is_file() else [path]
+
+
 def write_timeline(path: Path, write: Callable[[Path], None]) -> None:
-    """Call `write` with the path. BadInputError if that fails."""
+    """Call `write` with a path whose file then takes the place of `path`. BadInputError if that fails."""
     try:
-        write(path)
+        with replacing(path) as unfinished:
+            write(unfinished)
     except OSError as error:
         raise BadInputError(f"--timeline {path}: {error.strerror or error}") from None
 

@@ -54,21 +54,21 @@ def on_simulator() -> list[str]:
 
 def check_name(name: str, on: str = "cpu") -> None:
     """BadInputError, with the names there are, if `name` is neither listed nor a `module:function`.
-    CannotRunError if it is to run on the simulator and no listed kernel does."""
+    CannotRunError if it is to run on the simulator and the listed kernel of that name does not."""
     known = sorted({kernel for operation in operations().values() for kernel in operation.kernels})
     if is_user_kernel(name):
         return
-    if on == SIM and name not in on_simulator():
-        there = ", ".join(on_simulator()) or "none of the listed kernels"
-        raise CannotRunError(
-            f"--on sim runs kernels compiled for SM100, and {name!r} is not one of them; there are {there},"
-            " or a function of your own that calls one, as package.module:function or path/file.py:function"
-        )
     if name not in known:
         there = nearest_first(name, known)
         raise BadInputError(
             f"kernel {name!r} is not known; there are {there}, or a function of your own as"
             " package.module:function or path/file.py:function"
+        )
+    if on == SIM and name not in on_simulator():
+        there = ", ".join(on_simulator()) or "none of the listed kernels"
+        raise CannotRunError(
+            f"--on sim runs kernels compiled for SM100, and {name!r} is not one of them; there are {there},"
+            " or a function of your own that calls one, as package.module:function or path/file.py:function"
         )
 
 

@@ -123,6 +123,7 @@ def test_how_a_replay_is_not_timed(
         (("--kernel", "portable", "--on", "sim", "--csv"), 2, wording("cli.sim-counts")),
         (("--kernel", "portable", "--on", "sim", "--timeline", "t"), 2, wording("cli.timeline-predicted")),
         (("--kernel", "torch", "--on", "sim"), 3, wording("replay.not-sm100")),
+        (("--kernel", "nosuch", "--on", "sim"), 2, wording("replay.kernel-unknown", kernel="nosuch")),
         (("--kernel", "torch", "--compare", "nosuch.json"), 2, r"nosuch\.json"),
     ],
 )

@@ -5,6 +5,7 @@ What they take now is recorded by
 
     gdnbench compile --json > tests/kernels/prefill_budget.json
     gdnbench compile --json --kernel sm100_fused > tests/kernels/prefill_fused_budget.json
+    gdnbench compile --json --kernel sm100_fused --cut 448 > tests/kernels/prefill_fused_rounds_budget.json
     gdnbench compile --json --kernel sm100_fused_cp > tests/kernels/prefill_cp_budget.json
 """
 
@@ -24,13 +25,17 @@ from gdnbench.kernel_figures import Figures, figures, limits, problems
 from gdnbench_kernels.plan import KernelPlan
 from tests.subset import quick
 
-BUDGETS = {
-    "sm100": Path(__file__).with_name("prefill_budget.json"),
-    "sm100_fused": Path(__file__).with_name("prefill_fused_budget.json"),
-    "sm100_fused_cp": Path(__file__).with_name("prefill_cp_budget.json"),
+KERNELS = {
+    "prefill_budget": "sm100",
+    "prefill_fused_budget": "sm100_fused",
+    "prefill_fused_rounds_budget": "sm100_fused",
+    "prefill_cp_budget": "sm100_fused_cp",
 }
+"""By file without .json, the kernel."""
 MODULES = {
     "chunk_fused": "kernel_sm100_fused",
+    "chunk_rounds": "kernel_sm100_fused",
+    "chunk_rests": "kernel_sm100_fused",
     "segment_table": "chunk_metadata",
     "chunk_transfer": "kernel_sm100_transfer",
     "segment_scan": "kernel_sm100_scan",
@@ -39,15 +44,20 @@ MODULES = {
 """The module of a program's plan, where they are not named alike."""
 
 
+def budget_of(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(__file__).with_name(f"{name}.json").read_text())
+    return found
+
+
 def compiled(kernel: str, **options: Any) -> list[Figures]:
     _, sources = sources_of("gdn_prefill", kernel)
     return [figures(program) for program in compile_programs(sources, options, "sm_100a", lambda *_: None)]
 
 
 @pytest.mark.slow  # compiles every kernel of the prefill; other builds are held to the limits below
-@pytest.mark.parametrize("kernel", BUDGETS)
-def test_within_the_budget(kernel: str) -> None:
-    budget = json.loads(BUDGETS[kernel].read_text())
+@pytest.mark.parametrize(("name", "kernel"), KERNELS.items())
+def test_within_the_budget(name: str, kernel: str) -> None:
+    budget = budget_of(name)
     assert (budget["op"], budget["kernel"], budget["arch"]) == ("gdn_prefill", kernel, "sm_100a")
     assert problems(compiled(kernel, **budget["options"]), budget) == []
 
@@ -78,11 +88,11 @@ def test_other_builds_are_within_the_limits(options: dict[str, Any]) -> None:
     assert [line for kernel in found for line in limits(kernel)] == []
 
 
-@pytest.mark.parametrize("name", quick(BUDGETS, list(BUDGETS).index("sm100_fused")))
-def test_kernels_take_what_their_plans_say(name: str) -> None:
-    for kernel in compiled(name, **json.loads(BUDGETS[name].read_text())["options"]):
-        operation, _, kernel_name = kernel.name.partition(".")
-        module = f"{operation}.{MODULES.get(kernel_name, kernel_name)}"
+@pytest.mark.parametrize(("name", "of"), quick(KERNELS.items(), list(KERNELS).index("prefill_fused_budget")))
+def test_kernels_take_what_their_plans_say(name: str, of: str) -> None:
+    for kernel in compiled(of, **budget_of(name)["options"]):
+        operation, _, program = kernel.name.partition(".")
+        module = f"{operation}.{MODULES.get(program, program)}"
         plan: KernelPlan = importlib.import_module(f"gdnbench_kernels.{module}").PLAN
         planned = (plan.smem_bytes, plan.threads, plan.tmem_columns)
         assert (kernel.smem, kernel.threads, kernel.tmem_columns) == planned, kernel.name

@@ -8,6 +8,7 @@ which is a fault under some schedules.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -226,27 +227,27 @@ class _Operation:
 
 
 @dataclass(frozen=True, slots=True)
-class _PrefillBySegments:
-    """gdn_prefill's sm100_fused_cp or, with `apart`, sm90_prepared, with segments of `segment` tokens each,
-    on one SM: a CTA goes through several."""
+class _CutPrefill:
+    """A function of gdn_prefill, module:name, that takes where sequences are cut: the entry `cuts` of each
+    call is its argument, segment or cut."""
 
+    target: str
     calls: tuple[dict[str, Any], ...]
-    apart: bool = False
+    sms: int = 1  # a CTA goes through several segments
 
     def __call__(self) -> None:
         from gdnbench.replay.simulated import programs_simulated
         from gdnbench.sim import settings_apply
         from gdnbench.synth import synthesise
-        from gdnbench_kernels.gdn_prefill.fused_cp import sm100_fused_cp
-        from gdnbench_kernels.gdn_prefill.sm90_cp import sm90_prepared
 
-        kernel = sm90_prepared if self.apart else sm100_fused_cp
-        with settings_apply(sms=1), programs_simulated():
+        module, _, function = self.target.partition(":")
+        kernel = getattr(importlib.import_module(f"gdnbench_kernels.gdn_prefill.{module}"), function)
+        with settings_apply(sms=self.sms), programs_simulated():
             for options in self.calls:
                 given = dict(options)
-                segment = given.pop("segment")
+                cuts = given.pop("cuts")
                 call = synthesise("gdn_prefill", **given)
-                kernel(**call.tensors, **call.scalars, segment=segment)
+                kernel(**call.tensors, **call.scalars, **cuts)
 
 
 def segment_scan() -> None:
@@ -312,9 +313,15 @@ _FUSED_PREFILL: tuple[dict[str, Any], ...] = (
 # segments of six chunks, so that a CTA comes back to each stage of its rings, for B and for M. Then a second
 # sequence whose last chunk is whole, behind the last chunk of another.
 _CUT_PREFILL: tuple[dict[str, Any], ...] = (
-    {"seqlens": (193, 0, 1), "heads": (1, 1), "initial_state": True, "segment": 64},
-    {"seqlens": (769,), "heads": (1, 1), "initial_state": True, "segment": 384},
-    {"seqlens": (1, 832), "heads": (1, 1), "initial_state": True, "segment": 320},
+    {"seqlens": (193, 0, 1), "heads": (1, 1), "initial_state": True, "cuts": {"segment": 64}},
+    {"seqlens": (769,), "heads": (1, 1), "initial_state": True, "cuts": {"segment": 384}},
+    {"seqlens": (1, 832), "heads": (1, 1), "initial_state": True, "cuts": {"segment": 320}},
+)
+# Five works on two CTAs. CTA 0 has two whole ones; CTA 1 one without tokens, then two first parts. Rests of
+# three chunks and of two. Then a whole work of one chunk beside first parts without rests.
+_ROUNDS_PREFILL: tuple[dict[str, Any], ...] = (
+    {"seqlens": (65, 0, 193, 256, 129), "heads": (1, 1), "initial_state": True, "cuts": {"cut": 64}},
+    {"seqlens": (64, 1, 64), "heads": (1, 1), "initial_state": True, "cuts": {"cut": 64}},
 )
 # The state of a sequence without tokens goes through tensor memory, which only the CTA's barrier keeps.
 _KDA_PREFILL = (_PREFILL[0], {**_PREFILL[1], "seqlens": (64, 0)})
@@ -466,10 +473,11 @@ SUBJECTS: dict[str, Subject] = {
     "launch_control": Subject(launch_control, sms=2),
     "gdn_prefill": Subject(_Operation("gdn_prefill", "sm100", _PREFILL)),
     "gdn_prefill_fused": Subject(_Operation("gdn_prefill", "sm100_fused", _FUSED_PREFILL)),
+    "gdn_prefill_fused_rounds": Subject(_CutPrefill("fused:sm100_fused", _ROUNDS_PREFILL, sms=2)),
     "gdn_prefill_cp_scan": Subject(segment_scan),
-    "gdn_prefill_cp": Subject(_PrefillBySegments(_CUT_PREFILL)),
+    "gdn_prefill_cp": Subject(_CutPrefill("fused_cp:sm100_fused_cp", _CUT_PREFILL)),
     "gdn_prefill_sm90": Subject(_Operation("gdn_prefill", "sm90_fused", _FUSED_PREFILL)),
-    "gdn_prefill_sm90_prepared": Subject(_PrefillBySegments(_CUT_PREFILL, apart=True)),
+    "gdn_prefill_sm90_prepared": Subject(_CutPrefill("sm90_cp:sm90_prepared", _CUT_PREFILL)),
     "kda_prefill_fused": Subject(_Operation("kda_prefill", "sm100_fused", _KDA_PREFILL)),
     "gdn_decode": Subject(_Decode("registers")),
     "gdn_decode_bulk_in": Subject(_Decode("bulk_in")),

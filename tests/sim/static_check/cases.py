@@ -16,9 +16,10 @@ _TWO_SEGMENTS = {**_DECODE_ATTENTION, "extra_lens": (100,), "topk": 100}
 _CALLS: dict[str, dict[str, Any]] = {
     "gdn_prefill": _PREFILL,
     "gdn_prefill_fused": _PREFILL,
-    "gdn_prefill_cp": {**_PREFILL, "seqlens": (65,), "segment": 64},
+    "gdn_prefill_fused_rounds": {**_PREFILL, "seqlens": (20, 65, 1), "cuts": {"cut": 64}},
+    "gdn_prefill_cp": {**_PREFILL, "seqlens": (65,), "cuts": {"segment": 64}},
     "gdn_prefill_sm90": _PREFILL,
-    "gdn_prefill_sm90_prepared": {**_PREFILL, "seqlens": (65,), "segment": 64},
+    "gdn_prefill_sm90_prepared": {**_PREFILL, "seqlens": (65,), "cuts": {"segment": 64}},
     "kda_prefill_fused": _PREFILL,
     "swa_decode_portable": _DECODE_ATTENTION,
     "swa_decode_sm100": _DECODE_ATTENTION,
