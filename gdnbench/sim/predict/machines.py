@@ -61,7 +61,8 @@ class Machine:
     operands_read        from the issue of an instruction until it has read its operands
     phase_latency        from the end of a barrier's phase to the next instruction of a warp that waits for it
     memory_latency       a load from HBM, from the SM and back
-    memory_burst, memory_scatter, memory_credit    see `sm.Memory`
+    memory_burst, memory_scatter, memory_credit, memory_interleave, die_bytes    see `sm.Memory`
+    die_latency          by how much the memory of the other die is farther
     copy_latency         by how much a bulk or tensor copy takes longer than a load
     copy_cycles          the copy engine, for each copy
     launch               from the end of a launch to the first CTA of the next one in a CUDA graph
@@ -92,6 +93,9 @@ class Machine:
     memory_burst: Parameter
     memory_scatter: Parameter
     memory_credit: Parameter
+    memory_interleave: Parameter
+    die_latency: Parameter
+    die_bytes: Parameter
     l2_latency: Parameter
     l2_rate: Parameter
     l1_latency: Parameter
@@ -142,6 +146,11 @@ H200 = Machine(
     memory_burst=assumed(256, 256, 16384, "bytes", _FITTED, "memory rate"),
     memory_scatter=assumed(7.5, 0, 120, "cycles", _FITTED, "memory latency"),
     memory_credit=assumed(0, 0, 65536, "bytes", _FITTED, "memory rate"),
+    memory_interleave=assumed(
+        0, 0, 0, "", "not fitted: `memory_burst` and `copy_cycles` were", "memory rate"
+    ),
+    die_latency=published(0, "cycles", "one die"),
+    die_bytes=published(4096, "bytes", "one die"),
     l2_latency=assumed(243, 200, 320, "cycles", _FITTED, "memory latency"),
     l2_rate=assumed(57, 32, 64, "bytes/cycle", _FITTED, "memory rate"),
     l1_latency=assumed(32.375, 30, 40, "cycles", _IN_PUBLISHED, "latency"),
@@ -170,12 +179,22 @@ B200 = replace(
     name="b200",
     multiprocessors=published(148, "", _MICROBENCH),
     clock=published(1.965, "GHz", _MICROBENCH),
-    memory_latency=assumed(212, 150, 450, "ns", _CURVE, "memory latency"),
+    memory_latency=assumed(250, 150, 450, "ns", _CURVE, "memory latency"),
     memory_rate=published(7250, "GB/s", _MICROBENCH),
-    memory_burst=assumed(12288, 8192, 16384, "bytes", _CURVE, "memory rate"),
-    memory_scatter=assumed(65, 0, 120, "cycles", _CURVE, "memory latency"),
-    memory_credit=assumed(36864, 16384, 65536, "bytes", _CURVE, "memory rate"),
-    l2_rate=assumed(64, 32, 64, "bytes/cycle", _CURVE, "memory rate"),
+    memory_scatter=assumed(49.5, 0, 120, "cycles", _CURVE, "memory latency"),
+    memory_credit=assumed(61440, 49152, 98304, "bytes", _CURVE, "memory rate"),
+    memory_interleave=assumed(1, 0.8, 1, "", f"{_CURVE}; there is no more than all", "memory rate"),
+    die_latency=published(300, "cycles", "SemiAnalysis, Dissecting Nvidia Blackwell (2026), of L2"),
+    die_bytes=assumed(4096, 2048, 8192, "bytes", _CURVE, "memory latency"),
+    l2_rate=assumed(64, 48, 80, "bytes/cycle", "assumed: the port of earlier GPUs", "memory rate"),
+    copy_latency=assumed(
+        0,
+        0,
+        209,
+        "cycles",
+        "published: with equal bytes in flight LDGSTS is as fast; an H200's",
+        "memory latency",
+    ),
     tensor_rate=published(4096, "MAC/cycle", _MICROBENCH),
     phase_latency=assumed(
         PHASE_LATENCY, 10, 100, "cycles", "assumed: a part of the published latency of a product", "latency"

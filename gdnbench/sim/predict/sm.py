@@ -50,10 +50,12 @@ _STORES = ("st", "red", "stmatrix", "wmma.store")
 class Memory:
     """L2 and HBM as one SM sees them. Bytes come at the rate of L2's port, while HBM reads those that L2
     lacks at the SM's share of its rate; an SM that asked for less before gets `Machine.memory_credit` bytes
-    at once. The lengths of HBM's services scatter like those of bursts of `memory_burst` bytes. Each line
-    comes late by an exponentially distributed time of `memory_scatter` cycles in the mean, and a request is
-    over with its last line. So large requests take longer, and the rate falls off smoothly where few bytes
-    are in flight."""
+    at once. The lengths of HBM's services scatter like those of bursts of `memory_burst` bytes. Lines of
+    requests in flight come in turn, so that `memory_interleave` of these bytes pass the port before the last
+    line of a request. Each line comes late by an exponentially distributed time of `memory_scatter` cycles
+    in the mean, and a request is over with its last line. So large requests take longer, and the rate falls
+    off smoothly where few bytes are in flight. In a GPU of two dies each `die_bytes` come from one of them,
+    and those of the other one `die_latency` cycles later."""
 
     machine: Machine
     share: float  # bytes a cycle
@@ -61,6 +63,7 @@ class Memory:
     hbm: Server = field(init=False)
     l2: Server = field(init=False)
     random: random.Random = field(default_factory=lambda: random.Random(1))
+    in_flight: list[tuple[float, int]] = field(default_factory=list)  # a heap: when they land, and bytes
 
     def __post_init__(self) -> None:
         self.hbm, self.l2 = server(self.path, Activity.HBM), server(self.path, Activity.L2)
@@ -69,7 +72,7 @@ class Memory:
     def request(self, at: float, size: int, missing: int) -> float:
         """When `size` bytes are back in the SM, of which L2 lacks `missing`."""
         asked = ROOT if self.path is None else self.path.cause
-        done = self.l2.serve(at, size / self.machine.l2_rate.value)
+        done = self._port(at, size)
         latency, activity = self.machine.l2_latency.value, Activity.L2_LATENCY
         if missing:
             ported = ROOT if self.path is None else self.path.cause
@@ -84,17 +87,36 @@ class Memory:
         done += latency
         if self.path is not None:
             self.path.later(done, activity)
+        if self.machine.memory_interleave.value:
+            heapq.heappush(self.in_flight, (done, size))
         return done
+
+    def _port(self, at: float, size: int) -> float:
+        """When L2's port has given `size` bytes, if L2 has them."""
+        while self.in_flight and self.in_flight[0][0] <= at:
+            heapq.heappop(self.in_flight)
+        before = self.machine.memory_interleave.value * sum(each for _, each in self.in_flight)
+        done = self.l2.serve(at, size / self.machine.l2_rate.value)
+        last = at + (before + size) / self.machine.l2_rate.value
+        if last <= done:
+            return done
+        if self.path is not None:
+            self.path.later(last, Activity.L2)
+        return last
 
     def _cycles(self, missing: int) -> float:
         burst = self.machine.memory_burst.value
         return self.random.gammavariate(missing / burst, burst / self.share)
 
     def _latency(self, missing: int) -> float:
-        """Of the last of the lines: the largest of so many exponentially distributed times."""
+        """Of the last of the lines: the largest of so many exponentially distributed times. Each `die_bytes`
+        come from the other die with a probability of a half."""
         lines = -(-missing // (SECTOR * SECTORS_OF_LINE))
         last = self.random.random() ** (1 / lines)
         late = -self.machine.memory_scatter.value * math.log1p(-last)
+        farther = self.machine.die_latency.value
+        if farther and self.random.random() < 1 - 0.5 ** math.ceil(missing / self.machine.die_bytes.value):
+            late += farther
         return self.machine.memory_latency.value * self.machine.clock.value + late
 
 

@@ -5,7 +5,7 @@ tma2d_tput.csv: copies from HBM, one CTA an SM)."""
 
 from __future__ import annotations
 
-import statistics
+import hashlib
 import struct
 
 import numpy as np
@@ -32,11 +32,10 @@ PUBLISHED = {  # rows of a box -> cycles for a copy with one, two and four boxes
     128: (2698, 2671),
     256: (5248,),
 }
-WITHIN = 0.11
-"""Of one figure; two thirds are within 5 %. The published figures follow no curve more closely: with 8 KB in
-flight a copy comes back after 1,092, 1,128 or 1,258 cycles, by the size of the boxes."""
-TYPICAL = 0.05
-"""Of the median figure, as the issue of this model asks."""
+FITTED = {(1, 1), (2, 2), (4, 2), (1, 16), (1, 256)}
+"""Boxes in flight and rows of the figures that parameters were fitted to; the other 19 follow."""
+WITHIN = 0.05
+"""What the issue of this model allows."""
 ROW_BYTES = 512
 FLOAT32 = 7
 BYTES = 24 << 20
@@ -132,6 +131,17 @@ def test_rates_by_boxes_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ratio(in_flight, rows) == pytest.approx(1, rel=WITHIN)
 
 
+def test_the_figures_for_the_fit_are_drawn_by_a_hash() -> None:
+    """As validate_time_model.py draws rows."""
+    names = {
+        (1 << power, rows): f"copies {1 << power} {rows}"
+        for rows, figures in PUBLISHED.items()
+        for power in range(len(figures))
+    }
+    drawn = {at for at, name in names.items() if int(hashlib.sha256(name.encode()).hexdigest(), 16) % 3 == 0}
+    assert (len(names), drawn) == (24, FITTED)
+
+
 @pytest.mark.slow
 def test_all_published_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     toolkit(monkeypatch)
@@ -141,4 +151,3 @@ def test_all_published_rates(monkeypatch: pytest.MonkeyPatch) -> None:
         for power in range(len(figures))
     }
     assert {at: each for at, each in found.items() if abs(each - 1) > WITHIN} == {}
-    assert statistics.median(abs(each - 1) for each in found.values()) <= TYPICAL

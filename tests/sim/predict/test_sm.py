@@ -144,6 +144,27 @@ def test_an_sm_that_asked_for_less_gets_its_credit_at_once() -> None:
     assert memory.request(5050.0, 500, 500) == pytest.approx(5100, rel=1e-3)
 
 
+def test_lines_of_requests_in_flight_come_in_turn() -> None:
+    """Each of 640 bytes, 10 cycles at the port, and 500 cycles on their way: the second one waits for the
+    first, the third for the bytes of both, which are in flight. At 600 they have landed, at 510, 520 and
+    630 the first three."""
+    values = {"memory_latency": 250, "memory_burst": SECTOR, "memory_scatter": 0, "clock": 2.0, "l2_rate": 64}
+    memory = Memory(PLAIN.with_values(**values, memory_interleave=1), share=1e9)
+    assert [memory.request(at, 640, 640) for at in (0, 0, 100)] == pytest.approx([510, 520, 630], rel=1e-6)
+    assert memory.request(600.0, 640, 640) == pytest.approx(600 + 20 + 500, rel=1e-6)
+    assert memory.request(2000.0, 640, 640) == pytest.approx(2000 + 10 + 500, rel=1e-6)
+
+
+def test_half_of_the_memory_is_that_of_the_other_die() -> None:
+    """Requests of two parts, each with a probability of a half 300 cycles farther, both with 1/4 not: of
+    1,000 the mean is 3/4 of it, a standard deviation sqrt(3/16). Five standard errors are allowed."""
+    values = {"memory_latency": 0, "memory_burst": 1e-3, "memory_scatter": 0, "l2_rate": 1e9}
+    memory = Memory(PLAIN.with_values(**values, die_latency=300, die_bytes=4096), share=1e9)
+    late = [memory.request(at * 1e6, 8192, 8192) - at * 1e6 for at in range(1000)]
+    assert {round(each) for each in late} == {0, 300}
+    assert statistics.mean(late) == pytest.approx(225, abs=5 * 300 * (3 / 16) ** 0.5 / 1000**0.5)
+
+
 # SemiAnalysisAI/microbench-blackwell, tma2d_tput.csv: bytes of tensor copies in flight on each of the 148 SMs
 # of a B200, and TB/s from HBM with boxes of three sizes.
 IN_FLIGHT = {
