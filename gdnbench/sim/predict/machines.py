@@ -146,9 +146,7 @@ H200 = Machine(
     memory_burst=assumed(256, 256, 16384, "bytes", _FITTED, "memory rate"),
     memory_scatter=assumed(7.5, 0, 120, "cycles", _FITTED, "memory latency"),
     memory_credit=assumed(0, 0, 65536, "bytes", _FITTED, "memory rate"),
-    memory_interleave=assumed(
-        0, 0, 0, "", "not fitted: `memory_burst` and `copy_cycles` were", "memory rate"
-    ),
+    memory_interleave=assumed(0, 0, 0.2, "", "not searched: others were fitted without it", "memory rate"),
     die_latency=published(0, "cycles", "one die"),
     die_bytes=published(4096, "bytes", "one die"),
     l2_latency=assumed(243, 200, 320, "cycles", _FITTED, "memory latency"),
