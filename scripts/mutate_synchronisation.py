@@ -79,7 +79,7 @@ def main() -> int:
         print(f"{result.outcome}: {result}")
     judged = {result.kernel.partition("/")[0] for result in results}
     for reason in known if options.sample is None else ():
-        meant = {name for name in SUBJECTS if fnmatchcase(name, reason.kernel.partition("/")[0])}
+        meant = {name for name in SUBJECTS if reason.is_about(name)}
         if meant <= judged and not any(reason.explains(result) for result in results):
             print(f"note: no mutant that survives is {reason}")
     print(f"{len(results)} mutants, {len(left)} neither found nor explained")

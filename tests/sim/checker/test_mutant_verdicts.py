@@ -89,6 +89,9 @@ def test_what_a_reason_explains(result: Any, tmp_path: Path) -> None:
     assert verdicts.unexplained([result, *others], reasons) == others
     assert verdicts.unexplained([result], known(tmp_path, op="bar.*", kernel="g*")) == []
     assert verdicts.unexplained([result], known(tmp_path, op="fence")) == [result]
+    (reason,) = reasons = known(tmp_path, kernel=["copy*", "gemm/*"])
+    assert verdicts.unexplained([result, changed(result, kernel="gemm/1")], reasons) == [result]
+    assert [reason.is_about(one) for one in ("gemm", "copy", "gem")] == [True, True, False]
     # Two instructions of one line, of which one is explained.
     assert verdicts.unexplained([result, result], known(tmp_path, most=1)) == [result]
     second = changed(result, nth=2)

@@ -86,10 +86,11 @@ def write(path: Path, result: Result) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Equivalent:
-    """Mutants that change nothing, by patterns, of `kind` several, and `why` they do not. A Python line may
-    be many instructions: then `nth` says which of them, or `most` how many of a kernel's mutants at most."""
+    """Mutants that change nothing, by patterns, of `kernel` and `kind` several, and `why` they do not. A
+    Python line may be many instructions: then `nth` says which of them, or `most` how many of a kernel's
+    mutants at most."""
 
-    kernel: str
+    kernel: tuple[str, ...]
     source: str
     kind: tuple[str, ...]
     op: str
@@ -101,10 +102,14 @@ class Equivalent:
     def matches(self, result: Result) -> bool:
         if self.nth is not None and result.nth not in self.nth:
             return False
-        if not any(fnmatchcase(result.kind, one) for one in self.kind):
+        if not _fits(result.kind, self.kind) or not _fits(result.kernel, self.kernel):
             return False
-        pairs = ((name, getattr(result, name)) for name in ("kernel", "source", "op", "change"))
+        pairs = ((name, getattr(result, name)) for name in ("source", "op", "change"))
         return all(fnmatchcase(value, getattr(self, name)) for name, value in pairs)
+
+    def is_about(self, subject: str) -> bool:
+        """Whether it is there for kernels of a subject."""
+        return _fits(subject, tuple(one.partition("/")[0] for one in self.kernel))
 
     def explains(self, result: Result) -> bool:
         """Whether it is what this is there for."""
@@ -112,7 +117,7 @@ class Equivalent:
 
     def __str__(self) -> str:
         which = f" ({', '.join(map(str, self.nth))})" if self.nth is not None else ""
-        return f"{self.kernel} {self.source}{which} {', '.join(self.kind)}, {self.op}"
+        return f"{', '.join(self.kernel)} {self.source}{which} {', '.join(self.kind)}, {self.op}"
 
 
 def equivalents(path: Path = EQUIVALENT) -> list[Equivalent]:
@@ -123,18 +128,26 @@ def equivalents(path: Path = EQUIVALENT) -> list[Equivalent]:
     for entry in tomllib.loads(path.read_text()).get("mutant", []):
         try:
             nth = tuple(entry["nth"]) if "nth" in entry else None
-            kind = entry.get("kind", ())
-            kinds = (kind,) if isinstance(kind, str) else tuple(kind)
-            one = Equivalent(**{"op": "*", "change": "*", **entry, "nth": nth, "kind": kinds})
+            several = {name: _several(entry[name]) for name in ("kernel", "kind") if name in entry}
+            one = Equivalent(**{"op": "*", "change": "*", **entry, "nth": nth, **several})
         except TypeError as error:
             raise BadInputError(f"{path}: {entry}: {error}") from None
-        known = [any(fnmatchcase(kind, pattern) for kind in Kind) for pattern in kinds]
+        known = [any(fnmatchcase(kind, pattern) for kind in Kind) for pattern in one.kind]
         if not one.why.strip() or not known or not all(known):
             raise BadInputError(
                 f"{path}: {entry}: kind is {', '.join(Kind)}, a pattern or a list, and why says a reason"
             )
         found.append(one)
     return found
+
+
+def _several(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Patterns, of which one need not be in a list."""
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _fits(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, one) for one in patterns)
 
 
 def unexplained(results: Iterable[Result], known: Sequence[Equivalent]) -> list[Result]:
