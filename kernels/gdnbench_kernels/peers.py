@@ -2,6 +2,7 @@
 
     fla         flash-linear-attention 0.4.2 to 0.6.0 with the fla-core of that version: Triton
     flashinfer  flashinfer-python 0.7.1 to 0.7.2.post1: CuTe DSL
+    flashqla    flash-qla 0.1.3 with tilelang 0.1.15: TileLang
     vllm        vllm 0.31.0 to 0.33.0: CuTe DSL, with quack-kernels 0.6.5 for a helper, and Triton
     sglang      sglang 0.5.21 to 0.5.23: Triton, and CuTe DSL with quack-kernels 0.6.5 for a helper
 
@@ -33,6 +34,12 @@ INSTALL = "pip install 'gdnbench[peers]'"
 PIP_TARGET = "pip install --no-deps --target FOLDER"
 FLA_PACKAGES = "flash-linear-attention==0.6.0 fla-core==0.6.0 triton==3.7.1 einops"
 FLASHINFER_PACKAGES = "flashinfer-python==0.7.2.post1"
+FLASHQLA_PACKAGES = (
+    "flash-qla==0.1.3 tilelang==0.1.15 apache-tvm-ffi==0.1.12 torch-c-dlpack-ext z3-solver==4.15.4.0"
+    " cloudpickle ml-dtypes psutil tqdm"
+)
+"""TileLang's own, below the release of apache-tvm-ffi that other packages bring: they need a folder of their
+own, ahead of these."""
 VLLM_PACKAGES = "vllm==0.33.0 quack-kernels==0.6.5 triton==3.7.1"
 SGLANG_PACKAGES = "sglang==0.5.23 quack-kernels==0.6.5 triton==3.7.1 einops"
 STAND_INS = {
@@ -97,6 +104,18 @@ def flashinfer_call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) 
         return function(*args, **kwargs)
     with flashinfer_stand_in.STAND_INS.in_place():
         return function(*args, **kwargs)
+
+
+def flashqla_function(name: str) -> Callable[..., Any]:
+    """`flash_qla.<name>`. Raises ImportError, which says what to do, if the package is missing;
+    NotImplementedError without a GPU that it has kernels for."""
+    try:
+        return getattr(importlib.import_module("flash_qla"), name)  # type: ignore[no-any-return]
+    except ImportError as error:
+        install = "with --kernel-env FOLDER and nvcc on PATH, "
+        raise _missing("flash-qla", "flash_qla", FLASHQLA_PACKAGES, error, install) from error
+    except ValueError as error:  # its import reads the GPU's architecture
+        raise NotImplementedError(f"FlashQLA has no kernels for this GPU: {error}") from error
 
 
 def known_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:

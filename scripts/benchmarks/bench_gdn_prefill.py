@@ -19,10 +19,11 @@ more than 512 MB pass through the cache before they are used again. Outputs are 
 their RMS error is at most twice that of `torch`, the same roundings in torch. A peer's that exceed it are
 timed all the same, and the table says so. The first of `--kernels` is what the others are beside.
 
-`--gates` draws gates whose sum over 64 tokens is expected to be each of GATE_SPANS, the same for all heads,
-with values of the first eighth of the tokens 256 times the others': what a kernel drops of the state shows
-there. Exit status: 0 all as fast as they should be, 1 one is not, or is wrong, 2 bad arguments, 3 cannot run
-here.
+`--gates` draws gates whose sum over 64 tokens is expected to be each of GATE_SPANS, the same for all heads.
+Values of every ninth chunk are 256 times the others': what a kernel drops of the state shows in the chunk of
+o where its error, beside torch's there, is the largest. FlashQLA has a folder of its own, first on PYTHONPATH
+(docs/peers.md). Exit status: 0 all as fast as they should be, 1 one is not, or is wrong, 2 bad arguments, 3
+cannot run here.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ from scripts.benchmarks import bench_gdn_decode as decode
 
 OP = "gdn_prefill"
 OURS = "sm90"
+PEERS = (*decode.PEERS, "flashqla")
 PLANNED = "plans"
 """A name among `--kernels`: the kernel for Hopper in several plans."""
 STATES = "float32"
@@ -81,10 +83,14 @@ PLANS = 8
 """Of a row of a sweep."""
 BOUND = Bound().k
 """Times the error of torch's kernel."""
-GATE_SPANS = (0.02, 0.1, 0.3, 0.6, 1.0, 2.0, 5.0, 10.0, 20.0)
+GATE_SPANS = (0.1, 1.0, 1.5, 2.0, 5.0, 20.0)
+"""FlashQLA drops the state before a part of a sequence if the gates of the part decay by exp(-10). At 1x8192
+with 8 value heads a part has 8 chunks: from spans of 1.25 on."""
 GATE_ROWS, GATE_HEADS = ((1, 8192),), (2, 8)
-EARLY, LOUD = 8, 256.0
-"""The first of EARLY parts of the tokens has values LOUD times as large."""
+LOUD_EVERY, LOUD = 9, 256.0
+"""Of LOUD_EVERY chunks one has values LOUD times as large. LOUD_EVERY has no factor in common with the chunks
+of a part: some part begins to count just behind a loud chunk."""
+CHUNK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,21 +129,22 @@ class Shape(decode.Shape):
 
 
 def gate_call(shape: Shape, span: float, device: torch.device, seed: int) -> Call:
-    """A call of independent tokens, whose early values are large, with the same gate span for all heads."""
-    tokens = shape.batch * shape.steps
+    """A call of independent tokens with loud chunks and the same gate span for all heads."""
     made = synthesise(OP, seqlens=(shape.steps,) * shape.batch, heads=shape.heads, gate_span=span, seed=seed)
     tensors = {name: tensor.to(device) for name, tensor in made.tensors.items()}
-    tensors["v"] = tensors["v"].clone()
-    tensors["v"][: tokens // EARLY] *= LOUD
+    loud = torch.arange(len(made.tensors["v"]), device=device) // CHUNK % LOUD_EVERY == 0
+    tensors["v"] = torch.where(loud[:, None, None], LOUD * tensors["v"], tensors["v"])
     return Call(tensors, made.scalars, {**operation(OP).default_conventions, **made.conventions})
 
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """RMS errors of outputs against fp64, as parts of the outputs' RMS, by output."""
+    """RMS errors of outputs against fp64, as parts of the outputs' RMS, by output. `worst` is the largest
+    error of a chunk and head of o, as a multiple of torch's there."""
 
     own: Mapping[str, float]
     torch: Mapping[str, float]
+    worst: float
 
     @property
     def ratios(self) -> dict[str, float]:
@@ -159,10 +166,18 @@ class Reference:
         op = operation(OP)
         with torch.no_grad():
             self._exact = run_kernel(op, "reference_staged", call)
-            self._torch = self._relative(run_kernel(op, "torch", call))
+            rounded = run_kernel(op, "torch", call)
+            self._torch, self._of_chunks = self._relative(rounded), self._chunks(rounded)
 
     def errors(self, left: Mapping[str, Tensor]) -> Errors:
-        return Errors(self._relative(left), self._torch)
+        worst = float((self._chunks(left) / self._of_chunks).max())
+        return Errors(self._relative(left), self._torch, worst)
+
+    def _chunks(self, left: Mapping[str, Tensor]) -> Tensor:
+        """Squared errors [chunks, Hv] of 64 tokens of o each, of the call's first whole chunks."""
+        squares = (left["o"].double() - self._exact["o"]).square().sum(-1)
+        whole = len(squares) // CHUNK * CHUNK
+        return squares[:whole].unflatten(0, (-1, CHUNK)).sum(1).sqrt()
 
     def _relative(self, left: Mapping[str, Tensor]) -> dict[str, float]:
         return {
@@ -175,10 +190,12 @@ def judged(call: Call, kernels: Sequence[LoadedKernel]) -> dict[str, Errors | Fa
     """Errors of each kernel, or why it has no outputs."""
     exact, found = Reference(call), dict[str, Errors | Failure]()
     for kernel in kernels:
+        begin = time.monotonic()
         try:
             found[kernel.name] = exact.errors(decode.left_by(kernel, call, OP))
         except Exception as error:
             found[kernel.name] = failure(error)
+        decode.say(f"  {kernel.name} compiled and called in {time.monotonic() - begin:.1f} s")
     return found
 
 
@@ -271,7 +288,7 @@ def ready(
         known = seen.get(kernel.name)
         if isinstance(known, Failure):
             unfit[kernel.name] = known
-        elif known is not None and known.fault and kernel.name not in decode.PEERS:
+        elif known is not None and known.fault and kernel.name not in PEERS:
             unfit[kernel.name] = Failure(Outcome.MISMATCH, known.fault)
         else:
             try:
@@ -450,7 +467,17 @@ def run_gates(options: argparse.Namespace) -> Exit:
     device, kept, lines = device_of(options.on), list[dict[str, Any]](), list[tuple[str, ...]]()
     kernels, lacking = loaded(options.kernels.split(","))
     options.out.mkdir(parents=True, exist_ok=True)
-    head = ("call", "gate span", "kernel", "error of o", "/ torch's", "of final_state", "/ torch's", "")
+    head = (
+        "call",
+        "gate span",
+        "kernel",
+        "error of o",
+        "/ torch's",
+        "of final_state",
+        "/ torch's",
+        "worst chunk",
+        "",
+    )
     shapes = (
         [Shape(STATES, (1, 2), 1, 256)]
         if options.tiny
@@ -461,20 +488,20 @@ def run_gates(options: argparse.Namespace) -> Exit:
         for name, one in found.items():
             row = (shape.where, f"{span:g}", name)
             if isinstance(one, Failure):
-                lines.append((*row, "", "", "", "", one.reason))
+                lines.append((*row, "", "", "", "", "", one.reason))
                 kept.append({"call": shape.where, "span": span, "kernel": name, "fault": one.reason})
                 continue
             of_o, of_state = (
                 (f"{one.own[name]:.2e}", f"{one.ratios[name]:.2f}") for name in ("o", "final_state")
             )
-            lines.append((*row, *of_o, *of_state, one.fault))
+            lines.append((*row, *of_o, *of_state, f"{one.worst:.2f}", one.fault))
             kept.append({"call": shape.where, "span": span, "kernel": name, **asdict(one)})
             decode.say(" | ".join(lines[-1]))
         (options.out / "gates.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
         (options.out / "gates.md").write_text(decode.markdown(head, lines) + "\n", encoding="utf-8")
     print(decode.markdown(head, lines))
     ours = [one for one in kept if one["kernel"] == options.kernels.split(",")[0]]
-    bad = [one for one in ours if "fault" in one or Errors(one["own"], one["torch"]).fault]
+    bad = [one for one in ours if "fault" in one or Errors(one["own"], one["torch"], one["worst"]).fault]
     return Exit.MISMATCH if bad else Exit.PASS
 
 

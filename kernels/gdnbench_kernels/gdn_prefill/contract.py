@@ -220,6 +220,14 @@ KERNELS = {
         cuda_tensors=True,
         prepare="gdnbench_kernels.gdn_prefill.flashinfer:prepare_plain",
     ),
+    "flashqla": KernelEntry(
+        "gdnbench_kernels.gdn_prefill.flashqla:flashqla",
+        {STATE_LAYOUT.name: ("KV",), QK.name: QK.values},
+        devices=("cuda",),
+        meaning="FlashQLA's chunk_gated_delta_rule, TileLang kernels; splits long sequences by their gates",
+        needs=("flash-qla", "tilelang"),
+        prepare="gdnbench_kernels.gdn_prefill.flashqla:prepare",
+    ),
     "vllm": KernelEntry(
         "gdnbench_kernels.gdn_prefill.vllm:vllm",
         {OFFSETS_DTYPE.name: ("int32",)},
