@@ -122,7 +122,7 @@ class Prover:
     """Proves `kernel` on device `on`; `schedules` are those of the simulator. `seed` is added to that of
     every case. `stages`: whether the kernel shows them, None for wherever it can. `check`: the simulator's
     checker follows every launch, and what is not `accepted` fails. `skip`: cases that are not proven.
-    `threads` bounds those of a launch."""
+    `threads` bounds those of a launch, `sms` the simulated GPU's SMs."""
 
     grid: Grid
     kernel: str
@@ -134,6 +134,7 @@ class Prover:
     accepted: Accepted | None = None
     skip: frozenset[str] = frozenset()
     threads: int | None = None
+    sms: int | None = None
 
     @property
     def shown(self) -> bool:
@@ -235,6 +236,7 @@ class Prover:
                 save=run,
                 check=self.check and simulated,
                 accepted=self.accepted,
+                sms=self.sms if simulated else None,
             ).records
         with open_store(run) as saved:
             left = {name: handle.read() for name, handle in saved.records[0].after.items()}
@@ -316,6 +318,7 @@ def main(description: str) -> Exit:
     parser.add_argument(
         "--check", action="store_true", help="with the simulator's checker, whose errors fail"
     )
+    parser.add_argument("--sms", type=int, help="of the simulated GPU (default: an H200's or B200's)")
     options = parser.parse_intermixed_args()
     grid = GRIDS[options.op]
     if options.list:
@@ -325,7 +328,7 @@ def main(description: str) -> Exit:
     if options.kernel is None and not grid.compiled:
         parser.error(f"--kernel is needed: {grid.op} has no compiled kernel")
     kernel = options.kernel or grid.compiled[0]
-    prover = Prover(grid, kernel, options.on, schedules, options.seed, check=options.check)
+    prover = Prover(grid, kernel, options.on, schedules, options.seed, check=options.check, sms=options.sms)
     found: list[Proof] = []
     begin = time.monotonic()
 
