@@ -41,6 +41,7 @@ from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.gdn_prefill.sm90_cuts import CutPlan, plan_of
 from gdnbench_kernels.gdn_prefill.sm90_prepared_sources import SQUARES, prepared_source, squares_source
 from gdnbench_kernels.gdn_prefill.sm90_segment_sources import (
+    SEGMENT_TUNINGS,
     sm90_outputs_source,
     sm90_scan_source,
     sm90_transfer_source,
@@ -150,7 +151,8 @@ class Programs:
             known = (kind, heads, value_heads, self.of_first, final, tuning)
             return programs.compiled(SM90, prepared_source, *known)
         sources = {"whole": sm90_source, "transfer": sm90_transfer_source, "outputs": sm90_outputs_source}
-        options = (heads, value_heads, *dtypes, beta_max, TUNINGS[self.slices])
+        tuning = (TUNINGS if kind == "whole" else SEGMENT_TUNINGS)[self.slices]
+        options = (heads, value_heads, *dtypes, beta_max, tuning)
         return programs.compiled(SM90, sources[kind], *options)
 
 
