@@ -151,8 +151,8 @@ class Programs:
             known = (kind, heads, value_heads, self.of_first, final, tuning)
             return programs.compiled(SM90, prepared_source, *known)
         sources = {"whole": sm90_source, "transfer": sm90_transfer_source, "outputs": sm90_outputs_source}
-        tuning = (TUNINGS if kind == "whole" else SEGMENT_TUNINGS)[self.slices]
-        options = (heads, value_heads, *dtypes, beta_max, tuning)
+        fused = (TUNINGS if kind == "whole" else SEGMENT_TUNINGS)[self.slices]
+        options = (heads, value_heads, *dtypes, beta_max, fused)
         return programs.compiled(SM90, sources[kind], *options)
 
 
