@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -89,6 +91,21 @@ def test_a_long_launch(threads: int, levels: Path, monkeypatch: pytest.MonkeyPat
 def test_a_short_launch(levels: Path) -> None:
     assert launch(1) == launch(1) == expected()
     assert levels.read_text() == "BASELINE\n"
+
+
+def test_a_launch_that_waits_for_a_processor_is_not_long(
+    levels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that has taken no processor time looks again later, whatever the clock says."""
+    monkeypatch.setattr(optimiser, "LEAST_SECONDS", 1.0)
+    clocks = {"process_time": 50.0, "perf_counter": 100.0}
+    monkeypatch.setattr(
+        optimiser, "time", SimpleNamespace(**{name: partial(clocks.get, name) for name in clocks})
+    )
+    waiting = optimiser.Optimiser("kernel", native.Compiled((), {}), 0, list)
+    clocks |= {"process_time": 50.25, "perf_counter": 109.0}
+    assert waiting.look() == (None, 109.75)
+    assert levels.read_text() == ""
 
 
 def test_a_cache_that_cannot_be_written(
