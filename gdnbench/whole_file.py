@@ -20,13 +20,7 @@ def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
     A link stays one. What is no file, a pipe or /dev/null, is written to: replacing it would take it from
     everybody.
     """
-    path = Path(os.path.realpath(path))
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
-        return
-    with _in_place_of(path) as unfinished, unfinished.open("x", encoding="utf-8") as file:
+    with replacing(path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
         file.write(text)
         if durable:
             file.flush()
@@ -49,8 +43,11 @@ def replacing(path: Path) -> Iterator[Path]:
     """The path to write a file at, which takes the place of `path` if the block raises nothing.
 
     A link stays one. What is no file, a pipe or /dev/null, is written to itself.
+    IsADirectoryError for a folder.
     """
     path = Path(os.path.realpath(path))
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if path.exists() and not path.is_file():
         yield path
         return
