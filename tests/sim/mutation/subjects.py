@@ -318,8 +318,8 @@ _CUT_PREFILL: tuple[dict[str, Any], ...] = (
     {"seqlens": (1, 832), "heads": (1, 1), "initial_state": True, "cuts": {"segment": 320}},
 )
 # Five works on two CTAs. CTA 0 has two whole ones; CTA 1 one without tokens, then two first parts. Rests of
-# three chunks and of two. Then a whole work of one chunk beside a first part without a rest, and a rest of six
-# chunks, so that its CTA comes back to each stage of its rings.
+# three chunks and of two. Then a whole work of one chunk beside a first part without a rest, and a rest of
+# six chunks, so that its CTA comes back to each stage of its rings.
 _ROUNDS_PREFILL: tuple[dict[str, Any], ...] = (
     {"seqlens": (65, 0, 193, 256, 129), "heads": (1, 1), "initial_state": True, "cuts": {"cut": 64}},
     {"seqlens": (64, 1, 385), "heads": (1, 1), "initial_state": True, "cuts": {"cut": 64}},
