@@ -7,6 +7,7 @@ Where several threads reduce into one word, the operation commutes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -349,3 +350,15 @@ ALONE: tuple[Callable[[], MicroKernel], ...] = (
     partial(bulk_reductions, 1, 0),
 )
 """An H200 refuses these too in a launch without clusters."""
+
+
+def by_attribute(kernel: MicroKernel) -> MicroKernel:
+    """A kernel of one CTA, launched with the attribute for clusters of 1 x 1 x 1."""
+    return replace(kernel, name=f"{kernel.name}_by_attribute", entry=kernel.name, cluster=(1, 1, 1))
+
+
+BY_ATTRIBUTE: tuple[Callable[[], MicroKernel], ...] = (
+    lambda: by_attribute(bulk_copies(1, "rank")),
+    lambda: by_attribute(bulk_copies(1, "window")),
+    *(lambda make=make: by_attribute(make()) for make in ALONE),
+)

@@ -276,8 +276,8 @@ ATOMIC: tuple[Callable[[], MicroKernel], ...] = (
 )
 
 
-def explicit() -> MicroKernel:
-    """%is_explicit_cluster of a launch that says nothing of clusters."""
+def explicit(name: str = "is_explicit_cluster", cluster: Dim3 | int = 1, directives: str = "") -> MicroKernel:
+    """%is_explicit_cluster, by default of a launch that says nothing of clusters."""
     body = """.reg .pred %p;
 .reg .b32 %r<2>;
 .reg .b64 %y, %at;
@@ -290,9 +290,16 @@ st.global.b32 [%at], %r1;
 ret;
 """
     answers = Buffer("out_y", np.full((1, 32), 0xDEADBEEF, np.uint32), ("%is_explicit_cluster",))
-    text = entry("is_explicit_cluster", ".param .u64 out_y", body)
-    return MicroKernel("is_explicit_cluster", text, (answers,), 1, 32)
+    text = entry(name, ".param .u64 out_y", body)
+    if directives:
+        text = text.replace("out_y)", f"out_y) {directives}", 1)
+    return MicroKernel(name, text, (answers,), 1, 32, cluster)
 
 
 EXPLICIT: tuple[Callable[[], MicroKernel], ...] = (explicit,)
+BY_ATTRIBUTE: tuple[Callable[[], MicroKernel], ...] = (
+    partial(explicit, "explicit_by_attribute", (1, 1, 1)),
+    partial(explicit, "explicit_by_directive", 1, ".reqnctapercluster 1"),
+    partial(explicit, "explicit_by_both", (1, 1, 1), ".reqnctapercluster 1"),
+)
 OF_PTXAS: tuple[Callable[[], MicroKernel], ...] = (partial(atomics, "atomics_of_pairs", PAIRS),)

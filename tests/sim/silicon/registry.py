@@ -22,6 +22,7 @@ from tests.sim.silicon import (
     integer,
     matrix,
     mma,
+    polls,
     tma,
     tma_limits,
     warp,
@@ -60,7 +61,11 @@ FAMILIES = {
     "grid_dependency": grid_dependency.KERNELS,
 }
 
-OTHERWISE = {"ptxas": cluster_memory.OF_PTXAS}
+OTHERWISE = {
+    "ptxas": cluster_memory.OF_PTXAS,
+    "cluster_attribute": cluster_memory.BY_ATTRIBUTE + cluster_copies.BY_ATTRIBUTE,
+    "polls": polls.KERNELS,
+}
 """An H200 answered these otherwise than the PTX ISA says, the simulator as it says: `test_ptxas.py`."""
 
 
