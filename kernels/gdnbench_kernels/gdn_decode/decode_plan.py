@@ -51,8 +51,8 @@ class DecodePlan:
     so a call has at most WARP x `ranked` sequences beside the first ones. 0: the order of the call. started:
     with `ranked`, how many CTAs are taken to start at once. The sequences of these are not ranked: they are
     the first of the call, and memory does not idle while their CTAs compare slots. prefetch: with `pdl`, each
-    warp prefetches its rows into L2 before it waits for the previous kernel. It reads the slots for that, which
-    the previous kernel may still write: they are a hint, and are read again after the wait."""
+    warp prefetches its rows into L2 before it waits for the previous kernel. It reads the slots for that,
+    which the previous kernel may still write: they are a hint, and are read again after the wait."""
 
     rows: int = 4
     warps: int = 4

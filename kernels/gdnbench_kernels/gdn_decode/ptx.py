@@ -226,9 +226,7 @@ def bulk_load(shared: Any, source: Any, size: int, barrier: Any, advice: str) ->
 
 def bulk_prefetch(source: Any, size: int) -> None:
     """Prefetch of `size` bytes of global memory, a multiple of 16, into L2."""
-    cute.arch.inline_ptx(
-        f"cp.async.bulk.prefetch.L2.global [{{$r0}}], {size};", read_only_args=[source]
-    )
+    cute.arch.inline_ptx(f"cp.async.bulk.prefetch.L2.global [{{$r0}}], {size};", read_only_args=[source])
 
 
 def bulk_store(target: Any, shared: Any, size: int, advice: str) -> None:
