@@ -69,15 +69,17 @@ from scripts.benchmarks.bench_gdn_decode import parser as decode_parser
 SETS = 128
 """Buffer sets of a placement."""
 KEY = 0x5A5A5A5A
+STARTED = 8 * H200_SMS
+"""CTAs of 256 threads that a GPU starts at once."""
 REWRITES = (
-    (256, 1, True, True, False),
-    (256, 1, False, True, False),
-    (256, 1, True, True, True),
-    (64, 2, True, True, True),
+    (256, 1, True, True, 0),
+    (256, 1, False, True, 0),
+    (256, 1, True, True, STARTED),
 )
 """threads, vectors, lookup, pdl, prefetch."""
-ORDERED = ((256, 1, False), (256, 1, True))
+ORDERED = ((256, 1, 0), (256, 1, STARTED))
 """threads, vectors, prefetch of rewrites that load their slots, which are in order."""
+ALL = 1 << 30
 
 
 def plans_of(shape: Shape) -> Iterator[DecodePlan]:
@@ -85,26 +87,28 @@ def plans_of(shape: Shape) -> Iterator[DecodePlan]:
     wide = shape.state_dtype == "float32"
     middle, large = (MIDDLE, LARGE) if wide else (MIDDLE_BF16, LARGE_BF16)
     if shape.batch < 8:
-        yield replace(SMALL, prefetch=True)
-        yield replace(SMALL, warps=4, prefetch=True)
-        yield replace(middle, prefetch=True)
+        yield replace(SMALL, prefetch=ALL)
+        yield replace(SMALL, warps=4, prefetch=ALL)
+        yield replace(middle, prefetch=ALL)
         return
     ranked = 1 << (-(-shape.batch // WARP) - 1).bit_length()
     by_slot, at_once = (BY_SLOT, 4) if wide else (BY_SLOT_BF16, 16)
+    first, many = 4 * H200_SMS, (23 if wide else 12) * H200_SMS
     if shape.batch < 64:
-        yield replace(middle, prefetch=True)
-        yield replace(middle, resident=5, prefetch=True)
-        yield replace(middle, resident=6, prefetch=True)
-        yield replace(middle, ranked=ranked, prefetch=True)
-        yield replace(middle, warps=1, passes=2, resident=16, prefetch=True)
+        yield replace(middle, prefetch=first)
+        yield replace(middle, prefetch=ALL)
+        yield replace(middle, resident=5, prefetch=5 * H200_SMS)
+        yield replace(middle, resident=6, prefetch=6 * H200_SMS)
+        yield replace(middle, ranked=ranked, prefetch=first)
     else:
         yield large
         yield replace(by_slot, ranked=ranked)
         yield replace(by_slot, ranked=ranked, started=at_once * H200_SMS)
-        yield replace(by_slot, ranked=ranked, prefetch=True)
-        yield replace(by_slot, ranked=ranked, resident=3 * at_once // 2, prefetch=True)
-    yield replace(large, prefetch=True)
-    yield replace(large, ranked=ranked, prefetch=True)
+        yield replace(by_slot, ranked=ranked, prefetch=at_once * H200_SMS)
+        yield replace(by_slot, ranked=ranked, resident=3 * at_once // 2, prefetch=2 * at_once * H200_SMS)
+    yield replace(large, prefetch=many)
+    yield replace(large, prefetch=ALL)
+    yield replace(large, ranked=ranked, prefetch=many)
 
 
 def rewrite_pool(
@@ -113,7 +117,7 @@ def rewrite_pool(
     vectors: int,
     lookup: bool,
     pdl: bool,
-    prefetch: bool,
+    prefetch: int,
     *,
     state: Tensor,
     state_indices: Tensor,
@@ -145,7 +149,7 @@ def rewrite_all(count: int, *, state: Tensor, **_: Any) -> Launch:
 
 
 def rewrite_ordered(
-    dtype: str, threads: int, vectors: int, prefetch: bool, *, state: Tensor, state_indices: Tensor, **_: Any
+    dtype: str, threads: int, vectors: int, prefetch: int, *, state: Tensor, state_indices: Tensor, **_: Any
 ) -> Launch:
     """A launch of pool_rewrite that loads slot y for sequence y."""
     order = torch.arange(len(state_indices), dtype=torch.int32, device=state.device).unsqueeze(1)
@@ -185,7 +189,7 @@ def rewrites(shape: Shape) -> Iterator[LoadedKernel]:
         name = f"pool {threads} x {vectors} ordered pdl{' prefetch' if prefetch else ''}"
         yield subject_of(name, prepare)
     for threads, vectors, lookup, pdl, prefetch in REWRITES:
-        told = ((not lookup, "fixed"), (pdl, "pdl"), (prefetch, "prefetch"))
+        told = ((not lookup, "fixed"), (pdl, "pdl"), (prefetch > 0, "prefetch"))
         name = " ".join([f"pool {threads} x {vectors}", *(word for given, word in told if given)])
         prepare = partial(rewrite_pool, shape.state_dtype, threads, vectors, lookup, pdl, prefetch)
         yield subject_of(name, prepare)

@@ -118,7 +118,7 @@ def test_bits_are_those_of_any_number_of_heads_a_cta(layout: str, monkeypatch: p
     call = made(cache_layout=layout, heads=40, holes=0.1, lens=(128, 0, 17))
     found = []
     for rows in PORTABLE_ROWS:
-        monkeypatch.setattr(module, "rows_of", lambda given, rows=rows: rows)
+        monkeypatch.setattr(module, "rows_of", lambda given, arch, rows=rows: rows)
         found.append(run(call))
     assert_passes(call, found[0])
     assert same_outputs(*found)

@@ -46,6 +46,7 @@ may exceed 1, reach that limit earlier than normalised ones.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -166,7 +167,7 @@ class StateUpdate:
         work = self.work_tile()
         self.init_barriers(work)
         early: tuple[Any, ...] = ()
-        if cutlass.const_expr(self.plan.prefetch):
+        if cutlass.const_expr(self.plan.prefetch > 0):
             early = self.prefetch_state(work, params)
         if cutlass.const_expr(self.plan.pdl):
             # Wait before launch_dependents: the next kernel must find all work before this kernel done.
@@ -356,10 +357,10 @@ class StateUpdate:
         """The value of the lane that owns token `number`, in all lanes."""
         return value if self.tokens == 1 else cute.arch.shuffle_sync(value, number)
 
-    def slots(self, work: WorkTile, params: KernelParams, early: bool = False) -> tuple[Any, Any]:
-        """(slot of this lane's token, slot that the sequence's state is read from). `early`: before the
-        previous kernel is complete, whose slots they may not be yet."""
-        load = load_index_early if early else ptx.load_index
+    def slots(self, work: WorkTile, params: KernelParams, early: Any = None) -> tuple[Any, Any]:
+        """(slot of this lane's token, slot that the sequence's state is read from). With `early` before the
+        previous kernel is complete, whose slots they may not be yet; PADDING where it is negative."""
+        load = ptx.load_index if early is None else partial(ptx.load_index_early, early, other=PADDING)
         own = load(address(params.state_indices, (work.sequence, self.own_token(work)), 4))
         if params.read_indices is not None:
             return own, load(address(params.read_indices, (work.sequence,), 4))
@@ -373,13 +374,19 @@ class StateUpdate:
     @cute.jit
     def prefetch_state(self, work: WorkTile, params: KernelParams) -> tuple[Any, ...]:
         """Prefetch the warp's rows of all passes into L2, of the slot that state_indices has now, if the pool
-        has it. Returns the sequence and the ranked slots that led to it; nothing in the order of the call."""
+        has it and if this is one of the first CTAs. Returns the sequence and the ranked slots that led to it;
+        nothing in the order of the call."""
+        block, sequence, _ = cute.arch.block_idx()
+        given = self.plan.prefetch - 1 - (sequence * cute.arch.grid_dim()[0] + block)
         early: tuple[Any, ...] = ()
         if cutlass.const_expr(self.plan.ranked > 0):
-            keys = self.slots_from(self.first_ranked(), params.state_indices, ptx.load_index_early)
-            early = (self.sequence_by(work.sequence, keys), *keys)
-            work = replace(work, sequence=early[0])
-        _, slot = self.slots(work, params, early=True)
+            keys = self.slots_from(self.first_ranked(), params.state_indices, given)
+            found = sequence
+            if given >= 0:
+                found = self.sequence_by(sequence, keys)
+            early = (found, *keys)
+            work = replace(work, sequence=found)
+        _, slot = self.slots(work, params, given)
         if work.lane == 0 and slot >= 0 and slot < cute.size(params.state, mode=[0]):
             for turn in cutlass.range_constexpr(self.plan.passes):
                 here = self.pass_tile(work, turn)
@@ -392,7 +399,7 @@ class StateUpdate:
         """The sequence of the CTAs that come at `place`: the first sequences in the order of the call, the
         others in ascending order of their first token's slot. `early`: what `prefetch_state` returned, whose
         sequence is the right one if its slots are."""
-        keys = self.slots_from(self.first_ranked(), state_indices, ptx.load_index_if)
+        keys = self.slots_from(self.first_ranked(), state_indices)
         if cutlass.const_expr(len(early) == 0):
             return self.sequence_by(place, keys)
         found = early[0]
@@ -417,11 +424,19 @@ class StateUpdate:
         ctas = cute.arch.grid_dim()[0]
         return (self.plan.started + ctas - 1) // ctas
 
-    def slots_from(self, first: Any, state_indices: cute.Tensor, load: Any) -> list[Any]:
-        """The first tokens' slots of the sequences from `first` on, as `sequence_at` takes them."""
+    def slots_from(self, first: Any, state_indices: cute.Tensor, early: Any = None) -> list[Any]:
+        """The first tokens' slots of the sequences from `first` on, as `sequence_at` takes them. `early` is
+        that of `slots`."""
         sequences = [first + (number * WARP + cute.arch.lane_idx()) for number in range(self.plan.ranked)]
         last = cute.arch.grid_dim()[1] - 1
-        return [load(last - own, address(state_indices, (own,), 4), PADDING) for own in sequences]
+        if early is None:
+            return [
+                ptx.load_index_if(last - own, address(state_indices, (own,), 4), PADDING) for own in sequences
+            ]
+        return [
+            ptx.load_index_early(cutlass.min(last - own, early), address(state_indices, (own,), 4), PADDING)
+            for own in sequences
+        ]
 
     @cute.jit
     def init_barriers(self, work: WorkTile) -> None:
@@ -577,11 +592,6 @@ def address(x: cute.Tensor, where: tuple[Any, ...], size: int) -> Any:
     """Global address of the element at `where` (later axes 0) of a tensor of `size`-byte elements."""
     elements = sum((I64(place) * I64(x.stride[axis]) for axis, place in enumerate(where)), I64(0))
     return x.iterator.toint() + elements * size
-
-
-def load_index_early(where: Any) -> Any:
-    """`ptx.load_index_early` of a word that is there."""
-    return ptx.load_index_early(I32(0), where, PADDING)
 
 
 def differ(before: tuple[Any, ...], after: list[Any]) -> Any:

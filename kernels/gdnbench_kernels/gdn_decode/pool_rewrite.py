@@ -44,7 +44,7 @@ class Rewrite:
     vectors: int
     lookup: bool
     pdl: bool
-    prefetch: bool = False
+    prefetch: int = 0
 
     @property
     def tile_bytes(self) -> int:
@@ -72,8 +72,9 @@ class Rewrite:
         tile, sequence, _ = cute.arch.block_idx()
         thread = cute.arch.thread_idx()[0]
         begin = I64(tile * self.tile_bytes + thread * VECTOR)
-        if cutlass.const_expr(self.prefetch):
-            slot = self.slot(sequence, state_indices, early=True)
+        if cutlass.const_expr(self.prefetch > 0):
+            given = self.prefetch - 1 - (sequence * cute.arch.grid_dim()[0] + tile)
+            slot = self.slot(sequence, state_indices, given)
             if thread == 0 and slot >= 0 and slot < cute.size(state, mode=[0]):
                 ptx.bulk_prefetch(self.slot_address(slot, state) + begin, self.tile_bytes)
         if cutlass.const_expr(self.pdl):
@@ -87,19 +88,22 @@ class Rewrite:
             for place, words in enumerate(loaded):
                 ptx.store(at, place * step, [word ^ key for word in words], "none")
 
-    def slot(self, sequence: Any, state_indices: cute.Tensor, early: bool = False) -> Any:
-        """The slot of a sequence. `early`: before the previous kernel is complete."""
+    def slot(self, sequence: Any, state_indices: cute.Tensor, early: Any = None) -> Any:
+        """The slot of a sequence. With `early` before the previous kernel is complete; PADDING where it is
+        negative."""
         if not self.lookup:
             return sequence
         address = state_indices.iterator.toint() + I64(sequence) * I64(state_indices.stride[0]) * 4
-        return ptx.load_index_early(I32(0), address, PADDING) if early else ptx.load_index(address)
+        if early is None:
+            return ptx.load_index(address)
+        return ptx.load_index_early(early, address, PADDING)
 
     def slot_address(self, slot: Any, state: cute.Tensor) -> Any:
         return state.iterator.toint() + I64(slot) * (I64(state.stride[0]) * STATE_BYTES[self.state_dtype])
 
 
 def build(
-    state_dtype: str, threads: int, vectors: int, lookup: bool, pdl: bool, prefetch: bool = False
+    state_dtype: str, threads: int, vectors: int, lookup: bool, pdl: bool, prefetch: int = 0
 ) -> tuple[Any, tuple[Any, ...]]:
     """The object to compile, and examples of its arguments. Raises ValueError unless a state is a whole
     number of tiles."""

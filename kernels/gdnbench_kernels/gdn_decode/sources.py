@@ -133,7 +133,7 @@ def build(
     spread: bool,
     ranked: int,
     started: int,
-    prefetch: bool,
+    prefetch: int,
     tap: Tap | None = None,
 ) -> Build:
     """The object to compile and examples of its arguments; the options are those of `source`."""

@@ -109,6 +109,7 @@ import cutlass
 import cutlass.cute as cute
 
 from gdnbench_kernels.swa_decode import warp_ops as ops
+from gdnbench_kernels.swa_decode.early_prefetch import prefetch_entry, prefetch_queries
 from gdnbench_kernels.swa_decode.head_rows import Queries, Weights
 from gdnbench_kernels.swa_decode.latent_rows import (
     CHUNK,
@@ -136,12 +137,15 @@ I32, I64, F32 = cutlass.Int32, cutlass.Int64, cutlass.Float32
 
 
 class MmaSyncDecode(MmaTile):
-    """The kernel for `heads` heads, `rows` of them per CTA, and a cache in `layout`."""
+    """The kernel for `heads` heads, `rows` of them per CTA, and a cache in `layout`. `pdl`: programmatic
+    dependent launch: the kernel may start before the previous one is complete, and waits for its end before
+    it uses what it reads."""
 
-    def __init__(self, heads: int, layout: CacheLayout, rows: int) -> None:
+    def __init__(self, heads: int, layout: CacheLayout, rows: int, pdl: bool) -> None:
         super().__init__(heads, rows, rope=layout is CacheLayout.FP8_DS_MLA)
         self.layout = layout
         self.plan = plan(layout, rows)
+        self.pdl = pdl
 
     @cute.jit
     def __call__(
@@ -164,6 +168,7 @@ class MmaSyncDecode(MmaTile):
             stream=stream,
             min_blocks_per_mp=self.plan.ctas_per_sm,
             preferred_smem_carveout=ALL_SHARED,
+            use_pdl=self.pdl,
         )
 
     @cute.kernel
@@ -184,10 +189,6 @@ class MmaSyncDecode(MmaTile):
         block = cute.arch.block_idx()[0]
         token = block // self.groups
         first_head, lane = block % self.groups * self.rows, cute.arch.lane_idx()
-        # Issue all loads that depend on no other load before using any of them.
-        index = self.index(token, warp, lane, indices)
-        length = ops.load_index(lens.iterator.toint() + I64(token) * 4)
-        words = self.read_queries(token, first_head, warp, lane, q)
         work = WorkTile(token, first_head, warp, lane)
         smem = cutlass.memory.SmemAllocator()
         where = {buffer.name: smem.allocate(buffer.bytes, buffer.align) for buffer in self.plan.smem}
@@ -212,6 +213,21 @@ class MmaSyncDecode(MmaTile):
         else:
             rows = DsMlaRows(at["s_rows"], at["s_entries"], at["s_groups"], I32(1) << block_shift)
         cache = Pages(pages.iterator.toint(), I64(pages.stride[0]), block_shift)
+        if cutlass.const_expr(self.pdl):
+            if block < self.plan.ctas_per_sm * ops.multiprocessors():
+                if lane == 0:
+                    each = self.rows // WARPS
+                    prefetch_queries(token, first_head + self.warp_row(warp, 0), each, q)
+                if lane < ENTRIES:
+                    entry = warp * ENTRIES + lane
+                    prefetch_entry(token, entry, pages, inv_scale, indices, lens, block_shift)
+            # Wait before launch_dependents: the next kernel must find all work before this kernel done.
+            cute.arch.griddepcontrol_wait()
+            cute.arch.griddepcontrol_launch_dependents()
+        # Issue all loads that depend on no other load before using any of them.
+        index = self.index(token, warp, lane, indices)
+        length = ops.load_index(lens.iterator.toint() + I64(token) * 4)
+        words = self.read_queries(token, first_head, warp, lane, q)
         if length <= 0:
             self.store_empty(work, o, lse)
         if length > 0:

@@ -225,9 +225,9 @@ class WgmmaDecode:
         entry = wgmma.thread_in_role(Role.LOAD)
         if entry < cute.size(indices, mode=[1]):
             row = indices.iterator.toint() + I64(token) * I64(indices.stride[0]) * 4
-            wgmma.prefetch(row + I64(entry) * 4)
+            ops.prefetch(row + I64(entry) * 4)
         if entry == 0:
-            wgmma.prefetch(lens.iterator.toint() + I64(token) * 4)
+            ops.prefetch(lens.iterator.toint() + I64(token) * 4)
 
     def scheduler(self, lens: cute.Tensor) -> TileScheduler:
         return TileScheduler.create(lens.shape[0], self.heads, self.rows)

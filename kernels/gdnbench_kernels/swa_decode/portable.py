@@ -33,12 +33,14 @@ def portable(
     *,
     arch: str | None = None,
     kernel: Literal["mma_sync", "faster"] = "mma_sync",
+    pdl: bool = True,
 ) -> dict[str, Tensor]:
     """o [T, H, 512] bfloat16, and on request lse [T, H] float32, written to the tensors of that name if they
     are given.
 
     `arch` is the target; None takes the device's. `kernel`: with "faster" the call uses `wgmma` where that
-    was measured to be faster; only then a row's bits depend on the number of requests. Raises
+    was measured to be faster; only then a row's bits depend on the number of requests. `pdl`: programmatic
+    dependent launch, which the kernel named `mma_sync` may have; it does not change the result. Raises
     NotImplementedError for a call that the kernel does not support, ValueError for an invalid one.
     """
     if kernel not in ("mma_sync", "faster"):
@@ -56,6 +58,7 @@ def portable(
         given.attn_sink is not None,
         given.lse is not None,
         rows_of(given, target),
+        bool(pdl),
     )
     given.launch(made)
     return given.finish()

@@ -272,7 +272,7 @@ class Loader:
             heads = cutlass.min(cutlass.min(scheduler.rows, scheduler.heads - head) - first, I32(WARP_HEADS))
             if turn < scheduler.count and heads > 0:
                 with cute.arch.elect_one():
-                    wgmma.prefetch_bulk(scheduler.row(self.q, token, head + first), heads * (2 * HEAD_DIM))
+                    ops.prefetch_bulk(scheduler.row(self.q, token, head + first), heads * (2 * HEAD_DIM))
 
     def load_rows(self, pipelines: Pipelines, shared: Shared, turn: Any, slots: Any, warp: Any) -> None:
         """Start the copies of an item's codes, after prefetching the factors, scales and rope that `load`

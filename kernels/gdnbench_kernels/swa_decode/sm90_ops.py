@@ -102,13 +102,3 @@ def store_bulk(target: Any, shared: Any, size: int) -> None:
         f"cp.async.bulk.global.shared::cta.bulk_group [{{$r0}}], [{{$r1}}], {size};",
         read_only_args=[target, shared],
     )
-
-
-def prefetch_bulk(source: Any, size: Any) -> None:
-    """Prefetch `size` bytes of global memory, a multiple of 16, into L2."""
-    cute.arch.inline_ptx("cp.async.bulk.prefetch.L2.global [{$r0}], {$r1};", read_only_args=[source, size])
-
-
-def prefetch(source: Any) -> None:
-    """Prefetch the cache line of a word of global memory into L2."""
-    cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[source])

@@ -33,8 +33,8 @@ from gdnbench_kernels.swa_decode.latent_rows import (
 from gdnbench_kernels.swa_decode.layouts import DATA_BYTES, SCALE_BYTES, CacheLayout
 from gdnbench_kernels.swa_decode.portable_plan import ENTRIES
 from gdnbench_kernels.swa_decode.sizes import GROUP, GROUPS, HEAD_DIM, MAX_WINDOW, NOPE_DIM, ROPE_DIM
-from gdnbench_kernels.swa_decode.sm90_ops import prefetch
 from gdnbench_kernels.swa_decode.sm90_plan import BLOCKS, ROPE_BYTES, row_bytes
+from gdnbench_kernels.swa_decode.warp_ops import prefetch
 from gdnbench_kernels.swa_decode.window import PADDING
 
 I32, I64 = cutlass.Int32, cutlass.Int64

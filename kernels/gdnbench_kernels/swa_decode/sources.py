@@ -48,9 +48,15 @@ def portable_sources(
 
 
 def portable_source(
-    heads: int, cache_layout: Layout, scale_dtype: ScaleDtype | None, sink: bool, lse: bool, rows: int
+    heads: int,
+    cache_layout: Layout,
+    scale_dtype: ScaleDtype | None,
+    sink: bool,
+    lse: bool,
+    rows: int,
+    pdl: bool = True,
 ) -> Source:
-    """`MmaSyncDecode` with `rows` heads per CTA."""
+    """`MmaSyncDecode` with `rows` heads per CTA. `pdl`: programmatic dependent launch."""
     check_options(heads, cache_layout, scale_dtype)
     if rows not in PORTABLE_ROWS:
         raise ValueError(f"rows is {' or '.join(map(str, PORTABLE_ROWS))}, not {rows}")
@@ -63,6 +69,7 @@ def portable_source(
         sink=sink,
         lse=lse,
         rows=rows,
+        pdl=pdl,
     )
 
 
@@ -111,12 +118,18 @@ def check_options(heads: int, cache_layout: Layout, scale_dtype: ScaleDtype | No
 
 
 def build_portable(
-    heads: int, cache_layout: Layout, scale_dtype: ScaleDtype | None, sink: bool, lse: bool, rows: int
+    heads: int,
+    cache_layout: Layout,
+    scale_dtype: ScaleDtype | None,
+    sink: bool,
+    lse: bool,
+    rows: int,
+    pdl: bool,
 ) -> Build:
     """The arguments are those of the module."""
     from gdnbench_kernels.swa_decode.kernel_mma import MmaSyncDecode
 
-    kernel = MmaSyncDecode(heads, CacheLayout(cache_layout), rows)
+    kernel = MmaSyncDecode(heads, CacheLayout(cache_layout), rows, pdl)
     return kernel, examples(heads, scale_dtype, sink, lse)
 
 

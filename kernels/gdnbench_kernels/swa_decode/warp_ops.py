@@ -11,6 +11,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
+from cutlass._mlir.dialects import llvm
 
 from gdnbench_kernels.warp_values import bfloats as bfloats
 from gdnbench_kernels.warp_values import float_of as float_of
@@ -50,10 +51,11 @@ def _four(text: str, address: Any) -> Quad:
 
 
 def load_global_if(given: Any, address: Any) -> Quad:
-    """Load 16 bytes that nothing writes while the kernel runs; zeros without a load if `given` is 0."""
+    """Load 16 bytes; zeros without a load if `given` is 0. Not `ld.global.nc`, which ptxas moves before a
+    `griddepcontrol.wait`."""
     found: Quad = cute.arch.inline_ptx(
         "{ .reg .pred p; setp.ne.s32 p, {$r1}, 0; mov.b32 {$w0}, 0; mov.b32 {$w1}, 0; mov.b32 {$w2}, 0;"
-        " mov.b32 {$w3}, 0; @p ld.global.nc.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}]; }",
+        " mov.b32 {$w3}, 0; @p ld.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}]; }",
         write_only_types=[I32, I32, I32, I32],
         read_only_args=[address, given],
     )
@@ -61,9 +63,9 @@ def load_global_if(given: Any, address: Any) -> Quad:
 
 
 def load_byte_if(given: Any, address: Any) -> Any:
-    """Load an unsigned byte that nothing writes while the kernel runs; 0 without a load if `given` is 0."""
+    """Load an unsigned byte; 0 without a load if `given` is 0."""
     return cute.arch.inline_ptx(
-        "{ .reg .pred p; setp.ne.s32 p, {$r1}, 0; mov.b32 {$w0}, 0; @p ld.global.nc.u8 {$w0}, [{$r0}]; }",
+        "{ .reg .pred p; setp.ne.s32 p, {$r1}, 0; mov.b32 {$w0}, 0; @p ld.global.u8 {$w0}, [{$r0}]; }",
         write_only_types=[I32],
         read_only_args=[address, given],
     )
@@ -122,11 +124,33 @@ def store_shared_half(address: Any, value: Any) -> None:
 
 
 def load_index(address: Any) -> Any:
-    """Load a word of global memory that nothing writes while the kernel runs; the load is issued at this
-    point."""
+    """Load a word of global memory; the load is issued at this point."""
     return cute.arch.inline_ptx(
-        "ld.global.nc.b32 {$w0}, [{$r0}];", write_only_types=[I32], read_only_args=[address]
+        "ld.global.b32 {$w0}, [{$r0}];", write_only_types=[I32], read_only_args=[address]
     )
+
+
+def load_index_early(address: Any) -> Any:
+    """Load a word of global memory that another kernel may be writing. A relaxed load leaves no line in L1,
+    from which a later load might take an old value."""
+    return cute.arch.inline_ptx(
+        "ld.relaxed.gpu.global.b32 {$w0}, [{$r0}];", write_only_types=[I32], read_only_args=[address]
+    )
+
+
+def multiprocessors() -> Any:
+    """SMs of the GPU; on some more, because their numbers have gaps."""
+    return I32(llvm.inline_asm(I32.mlir_type, [], "mov.u32 $0, %nsmid;", "=r"))
+
+
+def prefetch(address: Any) -> None:
+    """Prefetch the cache line of a word of global memory into L2."""
+    cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[address])
+
+
+def prefetch_bulk(source: Any, size: Any) -> None:
+    """Prefetch `size` bytes of global memory, a multiple of 16, into L2."""
+    cute.arch.inline_ptx("cp.async.bulk.prefetch.L2.global [{$r0}], {$r1};", read_only_args=[source, size])
 
 
 def copy_bulk(shared: Any, source: Any, size: int, barrier: Any) -> None:
