@@ -88,6 +88,7 @@ from cutlass.cute.nvgpu import cpasync
 from gdnbench_kernels import blackwell
 from gdnbench_kernels.swa_decode import sm90_ops as wgmma
 from gdnbench_kernels.swa_decode import warp_ops as ops
+from gdnbench_kernels.swa_decode.early_prefetch import prefetch_entry, prefetch_queries
 from gdnbench_kernels.swa_decode.latent_rows import STEP, Pages
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.mma_tile import FINITE, LEAST_POWER, LOG2_E, W_TOP
@@ -166,7 +167,11 @@ class WgmmaDecode:
         """The tensors are those of `launch_args.Arguments`. Grid: `workers` CTAs, at most one a work tile."""
         tma_q = blackwell.Tma.create(cpasync.CopyBulkTensorTileG2SOp(), by_block(q), (self.rows, GROUP))
         self.kernel(tma_q, q, pages, inv_scale, indices, lens, attn_sink, o, lse, scale, block_shift).launch(
-            grid=(workers, 1, 1), block=(THREADS, 1, 1), stream=stream, min_blocks_per_mp=1
+            grid=(workers, 1, 1),
+            block=(THREADS, 1, 1),
+            stream=stream,
+            min_blocks_per_mp=1,
+            use_pdl=self.tuning.pdl,
         )
 
     @cute.kernel
@@ -189,7 +194,7 @@ class WgmmaDecode:
         shared = self.allocate(smem)
         pipelines = Pipelines(*(blackwell.Pipeline.allocate(pipe, smem) for pipe in self.plan.pipelines))
         if warp >= Role.LOAD:
-            self.prefetch_first(indices, lens)
+            self.prefetch_first(q, pages, inv_scale, indices, lens, block_shift)
         if warp == Role.LOAD:
             cpasync.prefetch_descriptor(tma_q.atom)
             with cute.arch.elect_one():
@@ -198,6 +203,10 @@ class WgmmaDecode:
                 cute.arch.mbarrier_init(shared.ready, LOADERS)
         cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
+        if cutlass.const_expr(self.tuning.pdl):
+            # Wait before launch_dependents: the next kernel must find all work before this kernel done.
+            cute.arch.griddepcontrol_wait()
+            cute.arch.griddepcontrol_launch_dependents()
         # Each role builds its scheduler itself: ptxas spills values that live across setmaxnreg.
         if warp < Role.LOAD:
             cute.arch.setmaxregister_increase(self.tuning.multiply_registers)
@@ -219,15 +228,21 @@ class WgmmaDecode:
             loader.load(self.scheduler(lens), pipelines, shared, tma_q)
 
     @cute.jit
-    def prefetch_first(self, indices: cute.Tensor, lens: cute.Tensor) -> None:
-        """Prefetch the first work tile's entries and length into L2, during the set-up of the CTA."""
-        token, _ = self.scheduler(lens).work_tile(0)
+    def prefetch_first(
+        self,
+        q: cute.Tensor,
+        pages: cute.Tensor,
+        inv_scale: cute.Tensor,
+        indices: cute.Tensor,
+        lens: cute.Tensor,
+        block_shift: cutlass.Int32,
+    ) -> None:
+        """Prefetch the first work tile's queries and rows into L2, during the set-up of the CTA."""
+        token, first_head = self.scheduler(lens).work_tile(0)
         entry = wgmma.thread_in_role(Role.LOAD)
-        if entry < cute.size(indices, mode=[1]):
-            row = indices.iterator.toint() + I64(token) * I64(indices.stride[0]) * 4
-            ops.prefetch(row + I64(entry) * 4)
         if entry == 0:
-            ops.prefetch(lens.iterator.toint() + I64(token) * 4)
+            prefetch_queries(token, first_head, self.rows, q)
+        prefetch_entry(token, entry, pages, inv_scale, indices, lens, block_shift)
 
     def scheduler(self, lens: cute.Tensor) -> TileScheduler:
         return TileScheduler.create(lens.shape[0], self.heads, self.rows)

@@ -53,6 +53,7 @@ class Tuning:
 
     rows: int = 64  # heads per CTA: N
     prefetch: int = 1  # how many items ahead queries are prefetched into L2
+    pdl: bool = True  # programmatic dependent launch, as in `portable`
 
     def __post_init__(self) -> None:
         if self.rows not in ROWS:

@@ -19,6 +19,7 @@ def wgmma_sources(
     lse: bool = True,
     rows: int = DEFAULT.rows,
     prefetch: int = DEFAULT.prefetch,
+    pdl: bool = DEFAULT.pdl,
 ) -> list[Source]:
     """The kernel named `wgmma`, for sm_90a alone.
 
@@ -26,7 +27,7 @@ def wgmma_sources(
     alone. sink: whether there is an attn_sink. lse: whether it is an output. The others are Tuning's.
     """
     dtype = scale_dtype if cache_layout == "per_token_scale" else None
-    return [wgmma_source(heads, cache_layout, dtype, sink, lse, Tuning(rows, prefetch))]
+    return [wgmma_source(heads, cache_layout, dtype, sink, lse, Tuning(rows, prefetch, pdl))]
 
 
 def wgmma_source(
@@ -44,6 +45,7 @@ def wgmma_source(
         lse=lse,
         rows=tuning.rows,
         prefetch=tuning.prefetch,
+        pdl=tuning.pdl,
     )
 
 

@@ -26,19 +26,20 @@ def wgmma(
     workers: int | None = None,
     rows: int | None = None,
     prefetch: int = DEFAULT.prefetch,
+    pdl: bool = DEFAULT.pdl,
 ) -> dict[str, Tensor]:
     """o [T, H, 512] bfloat16, and on request lse [T, H] float32, written to the tensors of that name if they
     are given.
 
     `workers` is the number of CTAs, at most one per item; None takes `workers_of`. `rows` is the number of
-    heads per CTA; None takes `rows_of`. `prefetch` is that of `Tuning`. None of them changes the result.
-    Raises NotImplementedError for a call that the kernel does not support or for another GPU, ValueError for
-    an invalid call.
+    heads per CTA; None takes `rows_of`. `prefetch` and `pdl` are those of `Tuning`. None of them changes the
+    result. Raises NotImplementedError for a call that the kernel does not support or for another GPU,
+    ValueError for an invalid call.
     """
     given = prepare(params)
     if capability_of(given.device) is not None and arch_of(given.device) != SM90:
         raise NotImplementedError(f"this kernel of swa_decode is compiled for {SM90} alone; take portable")
-    return launch(given, workers, rows, prefetch)
+    return launch(given, workers, rows, prefetch, pdl)
 
 
 def launch(
@@ -46,6 +47,7 @@ def launch(
     workers: int | None = None,
     rows: int | None = None,
     prefetch: int = DEFAULT.prefetch,
+    pdl: bool = DEFAULT.pdl,
 ) -> dict[str, Tensor]:
     """Like `wgmma`, for a prepared call."""
     sms = multiprocessors(given.device, SM90)
@@ -59,7 +61,7 @@ def launch(
         given.scale_dtype,
         given.attn_sink is not None,
         given.lse is not None,
-        Tuning(heads, prefetch),
+        Tuning(heads, prefetch, bool(pdl)),
     )
     given.launch(made, max(1, min(items, workers_of(items, sms) if workers is None else workers)))
     return given.finish()
