@@ -11,10 +11,9 @@ in the same call where sequence y has slot y. `linear` rewrites the pool
 from its first byte to its last and knows no slots (gdnbench_kernels.memory_ceiling). `pool T x V` rewrites
 the slots that the call names (gdn_decode/pool_rewrite.py): T threads of V vectors of 16 bytes; `fixed` takes
 slot y for sequence y instead of the call's, so that no load waits for another one; `ordered` loads
-the slot, and it is y; `pdl` starts early as decode does, and `prefetch` prefetches into L2 before it waits
-for the kernel before it. Rewrites do not move q, k, v and o, 0.6 % of the bytes of a decode call with fp32
-states and 1.2 % with bf16. Plans must leave the bits of the default plan; FlashInfer and rewrites are not
-judged. Exit status: 0, 1 a plan is wrong, 2 bad arguments, 3 cannot run here.
+the slot, and it is y; `pdl` starts early as decode does. Rewrites do not move q, k, v and o, 0.6 % of the
+bytes of a decode call with fp32 states and 1.2 % with bf16. Plans must leave the bits of the default plan;
+FlashInfer and rewrites are not judged. Exit status: 0, 1 a plan is wrong, 2 bad arguments, 3 cannot run here.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ from gdnbench_kernels.gdn_decode.decode_plan import (
     LARGE_BF16,
     MIDDLE,
     MIDDLE_BF16,
-    SMALL,
     DecodePlan,
 )
 from gdnbench_kernels.plan import WARP
@@ -69,46 +67,34 @@ from scripts.benchmarks.bench_gdn_decode import parser as decode_parser
 SETS = 128
 """Buffer sets of a placement."""
 KEY = 0x5A5A5A5A
-STARTED = 8 * H200_SMS
-"""CTAs of 256 threads that a GPU starts at once."""
 REWRITES = (
-    (256, 1, True, True, 0),
-    (256, 1, False, True, 0),
-    (256, 1, True, True, STARTED),
+    (256, 1, True, True),
+    (256, 1, False, True),
 )
-"""threads, vectors, lookup, pdl, prefetch."""
-ORDERED = ((256, 1, 0), (256, 1, STARTED))
-"""threads, vectors, prefetch of rewrites that load their slots, which are in order."""
-ALL = 1 << 30
+"""threads, vectors, lookup, pdl."""
+ORDERED = ((256, 1),)
+"""threads, vectors of rewrites that load their slots, which are in order."""
 
 
 def plans_of(shape: Shape) -> Iterator[DecodePlan]:
     """Plans beside the default one."""
     wide = shape.state_dtype == "float32"
-    middle, large = (MIDDLE, LARGE) if wide else (MIDDLE_BF16, LARGE_BF16)
-    if shape.batch < 8:
-        yield replace(SMALL, prefetch=ALL)
-        yield replace(SMALL, warps=4, prefetch=ALL)
-        yield replace(middle, prefetch=ALL)
+    if shape.batch < 64:
+        if wide:
+            yield replace(MIDDLE, warps=4, passes=2)
+            yield replace(MIDDLE, resident=6)
+            yield replace(MIDDLE, ranked=1, started=4 * H200_SMS)
+        else:
+            yield replace(MIDDLE_BF16, rows=2, warps=4, passes=4)
+            yield replace(MIDDLE_BF16, warps=8, passes=1)
+            yield replace(MIDDLE_BF16, transport="bulk_in")
         return
     ranked = 1 << (-(-shape.batch // WARP) - 1).bit_length()
     by_slot, at_once = (BY_SLOT, 4) if wide else (BY_SLOT_BF16, 16)
-    first, many = 4 * H200_SMS, (23 if wide else 12) * H200_SMS
-    if shape.batch < 64:
-        yield replace(middle, prefetch=first)
-        yield replace(middle, prefetch=ALL)
-        yield replace(middle, resident=5, prefetch=5 * H200_SMS)
-        yield replace(middle, resident=6, prefetch=6 * H200_SMS)
-        yield replace(middle, ranked=ranked, prefetch=first)
-    else:
-        yield large
-        yield replace(by_slot, ranked=ranked)
-        yield replace(by_slot, ranked=ranked, started=at_once * H200_SMS)
-        yield replace(by_slot, ranked=ranked, prefetch=at_once * H200_SMS)
-        yield replace(by_slot, ranked=ranked, resident=3 * at_once // 2, prefetch=2 * at_once * H200_SMS)
-    yield replace(large, prefetch=many)
-    yield replace(large, prefetch=ALL)
-    yield replace(large, ranked=ranked, prefetch=many)
+    yield LARGE if wide else LARGE_BF16
+    yield replace(by_slot, ranked=ranked)
+    yield replace(by_slot, ranked=ranked, started=at_once * H200_SMS)
+    yield replace(by_slot, ranked=ranked, started=at_once * H200_SMS // 2)
 
 
 def rewrite_pool(
@@ -117,7 +103,6 @@ def rewrite_pool(
     vectors: int,
     lookup: bool,
     pdl: bool,
-    prefetch: int,
     *,
     state: Tensor,
     state_indices: Tensor,
@@ -132,7 +117,6 @@ def rewrite_pool(
         vectors=vectors,
         lookup=lookup,
         pdl=pdl,
-        prefetch=prefetch,
     )
     made = program(source, ceiling.arch_of(state.device))
     made(state, state_indices, 0)  # loads the program, which a graph cannot capture
@@ -149,11 +133,11 @@ def rewrite_all(count: int, *, state: Tensor, **_: Any) -> Launch:
 
 
 def rewrite_ordered(
-    dtype: str, threads: int, vectors: int, prefetch: int, *, state: Tensor, state_indices: Tensor, **_: Any
+    dtype: str, threads: int, vectors: int, *, state: Tensor, state_indices: Tensor, **_: Any
 ) -> Launch:
     """A launch of pool_rewrite that loads slot y for sequence y."""
     order = torch.arange(len(state_indices), dtype=torch.int32, device=state.device).unsqueeze(1)
-    return rewrite_pool(dtype, threads, vectors, True, True, prefetch, state=state, state_indices=order)
+    return rewrite_pool(dtype, threads, vectors, True, True, state=state, state_indices=order)
 
 
 def in_order(name: str) -> LoadedKernel:
@@ -184,15 +168,12 @@ def subject_of(name: str, prepare: Any) -> LoadedKernel:
 
 def rewrites(shape: Shape) -> Iterator[LoadedKernel]:
     yield subject_of("linear 256 x 1", partial(rewrite_all, shape.batch))
-    for threads, vectors, prefetch in ORDERED:
-        prepare = partial(rewrite_ordered, shape.state_dtype, threads, vectors, prefetch)
-        name = f"pool {threads} x {vectors} ordered pdl{' prefetch' if prefetch else ''}"
-        yield subject_of(name, prepare)
-    for threads, vectors, lookup, pdl, prefetch in REWRITES:
-        told = ((not lookup, "fixed"), (pdl, "pdl"), (prefetch > 0, "prefetch"))
-        name = " ".join([f"pool {threads} x {vectors}", *(word for given, word in told if given)])
-        prepare = partial(rewrite_pool, shape.state_dtype, threads, vectors, lookup, pdl, prefetch)
-        yield subject_of(name, prepare)
+    for threads, vectors in ORDERED:
+        prepare = partial(rewrite_ordered, shape.state_dtype, threads, vectors)
+        yield subject_of(f"pool {threads} x {vectors} ordered pdl", prepare)
+    for threads, vectors, lookup, pdl in REWRITES:
+        name = f"pool {threads} x {vectors}{'' if lookup else ' fixed'}{' pdl' if pdl else ''}"
+        yield subject_of(name, partial(rewrite_pool, shape.state_dtype, threads, vectors, lookup, pdl))
 
 
 def kernels_of(shape: Shape, limits: bool) -> tuple[list[LoadedKernel], list[LoadedKernel]]:

@@ -33,7 +33,6 @@ def test_named_slots_are_rewritten_once_and_no_others(dtype: torch.dtype, vector
         vectors=vectors,
         lookup=lookup,
         pdl=lookup,
-        prefetch=9 if lookup else 0,
     )
     state = torch.zeros(SLOTS, HEADS, 128, 128, dtype=dtype)
     indices = torch.tensor([[3], [-1], [1]] if lookup else [[-1], [-1]], dtype=torch.int32)

@@ -50,9 +50,7 @@ class DecodePlan:
     in the order of their slots. Every warp finds its sequence itself; each of its lanes holds `ranked` slots,
     so a call has at most WARP x `ranked` sequences beside the first ones. 0: the order of the call. started:
     with `ranked`, how many CTAs are taken to start at once. The sequences of these are not ranked: they are
-    the first of the call, and memory does not idle while their CTAs compare slots. prefetch: with `pdl`, how
-    many CTAs prefetch their rows into L2 before they wait for the previous kernel. They read the slots for
-    that, which the previous kernel may still write: they are a hint, and are read again after the wait."""
+    the first of the call, and memory does not idle while their CTAs compare slots."""
 
     rows: int = 4
     warps: int = 4
@@ -66,7 +64,6 @@ class DecodePlan:
     spread: bool = False
     ranked: int = 0
     started: int = 0
-    prefetch: int = 0
 
     def __post_init__(self) -> None:
         for name, value, taken in (
@@ -87,15 +84,10 @@ class DecodePlan:
             )
         if self.started and not self.ranked:
             raise ValueError(f"started is {self.started} without ranked; only ranked plans have a first part")
-        if self.prefetch and not self.pdl:
-            raise ValueError(
-                f"prefetch is {self.prefetch} without pdl; no CTA starts before it may read its state"
-            )
         for name, count in (
             ("ctas_per_sm", self.ctas_per_sm),
             ("resident", self.resident),
             ("started", self.started),
-            ("prefetch", self.prefetch),
         ):
             if count < 0:
                 raise ValueError(f"{name} is {count}; it is a count, or 0 for no limit")
@@ -174,7 +166,6 @@ class DecodePlan:
             "spread": self.spread,
             "ranked": self.ranked,
             "started": self.started,
-            "prefetch": self.prefetch,
         }
 
 

@@ -46,7 +46,6 @@ may exceed 1, reach that limit earlier than normalised ones.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -166,15 +165,12 @@ class StateUpdate:
         """One thread's part of the kernel: load, gates, update, store."""
         work = self.work_tile()
         self.init_barriers(work)
-        early: tuple[Any, ...] = ()
-        if cutlass.const_expr(self.plan.prefetch > 0):
-            early = self.prefetch_state(work, params)
         if cutlass.const_expr(self.plan.pdl):
             # Wait before launch_dependents: the next kernel must find all work before this kernel done.
             cute.arch.griddepcontrol_wait()
             cute.arch.griddepcontrol_launch_dependents()
         if cutlass.const_expr(self.plan.ranked > 0):
-            work = replace(work, sequence=self.sequence_of(work.sequence, params.state_indices, early))
+            work = replace(work, sequence=self.sequence_of(work.sequence, params.state_indices))
         slots, read = self.slots(work, params)
         self.load_qkv_async(work, params)
         given = self.load_gates(work, params)
@@ -357,85 +353,37 @@ class StateUpdate:
         """The value of the lane that owns token `number`, in all lanes."""
         return value if self.tokens == 1 else cute.arch.shuffle_sync(value, number)
 
-    def slots(self, work: WorkTile, params: KernelParams, early: Any = None) -> tuple[Any, Any]:
-        """(slot of this lane's token, slot that the sequence's state is read from). With `early` before the
-        previous kernel is complete, whose slots they may not be yet; PADDING where it is negative."""
-        load = ptx.load_index if early is None else partial(ptx.load_index_early, early, other=PADDING)
-        own = load(address(params.state_indices, (work.sequence, self.own_token(work)), 4))
+    def slots(self, work: WorkTile, params: KernelParams) -> tuple[Any, Any]:
+        """(slot of this lane's token, slot that the sequence's state is read from)."""
+        own = ptx.load_index(address(params.state_indices, (work.sequence, self.own_token(work)), 4))
         if params.read_indices is not None:
-            return own, load(address(params.read_indices, (work.sequence,), 4))
+            return own, ptx.load_index(address(params.read_indices, (work.sequence,), 4))
         if params.num_accepted is None:
             return own, self.broadcast(own, 0)
         # A padding sequence may have any count: clamp it to the tokens that there are.
-        last = load(address(params.num_accepted, (work.sequence,), 4)) - 1
+        last = ptx.load_index(address(params.num_accepted, (work.sequence,), 4)) - 1
         last = cutlass.max(cutlass.min(last, I32(self.tokens - 1)), I32(0))
         return own, self.broadcast(own, last)
 
     @cute.jit
-    def prefetch_state(self, work: WorkTile, params: KernelParams) -> tuple[Any, ...]:
-        """Prefetch the warp's rows of all passes into L2, of the slot that state_indices has now, if the pool
-        has it and if this is one of the first CTAs. Returns the sequence and the ranked slots that led to it;
-        nothing in the order of the call."""
-        block, sequence, _ = cute.arch.block_idx()
-        given = self.plan.prefetch - 1 - (sequence * cute.arch.grid_dim()[0] + block)
-        early: tuple[Any, ...] = ()
-        if cutlass.const_expr(self.plan.ranked > 0):
-            keys = self.slots_from(self.first_ranked(), params.state_indices, given)
-            found = sequence
-            if given >= 0:
-                found = self.sequence_by(sequence, keys)
-            early = (found, *keys)
-            work = replace(work, sequence=found)
-        _, slot = self.slots(work, params, given)
-        if work.lane == 0 and slot >= 0 and slot < cute.size(params.state, mode=[0]):
-            for turn in cutlass.range_constexpr(self.plan.passes):
-                here = self.pass_tile(work, turn)
-                source = self.row_address(work, slot, here.first_row, params.state)
-                ptx.bulk_prefetch(source, self.plan.warp_rows * self.row_bytes)
-        return early
-
-    @cute.jit
-    def sequence_of(self, place: cutlass.Int32, state_indices: cute.Tensor, early: tuple[Any, ...]) -> Any:
+    def sequence_of(self, place: cutlass.Int32, state_indices: cute.Tensor) -> cutlass.Int32:
         """The sequence of the CTAs that come at `place`: the first sequences in the order of the call, the
-        others in ascending order of their first token's slot. `early`: what `prefetch_state` returned, whose
-        sequence is the right one if its slots are."""
-        keys = self.slots_from(self.first_ranked(), state_indices)
-        if cutlass.const_expr(len(early) == 0):
-            return self.sequence_by(place, keys)
-        found = early[0]
-        if cute.arch.vote_any_sync(differ(early[1:], keys)):
-            found = self.sequence_by(place, keys)
-        return found
-
-    @cute.jit
-    def sequence_by(self, place: cutlass.Int32, keys: list[Any]) -> cutlass.Int32:
-        """As `sequence_of`, by the slots of `slots_from`."""
+        others in ascending order of their first token's slot."""
         if cutlass.const_expr(self.plan.started == 0):
-            return sequence_at(place, keys)
-        first, found = self.first_ranked(), place
+            return sequence_at(place, self.slots_from(I32(0), state_indices))
+        ctas = cute.arch.grid_dim()[0]
+        first = (self.plan.started + ctas - 1) // ctas
+        found = place
         if place >= first:
-            found = first + sequence_at(place - first, keys)
+            found = first + sequence_at(place - first, self.slots_from(first, state_indices))
         return found
 
-    def first_ranked(self) -> Any:
-        """The first sequence that is ranked: those before it have CTAs at the start."""
-        if self.plan.started == 0:
-            return I32(0)
-        ctas = cute.arch.grid_dim()[0]
-        return (self.plan.started + ctas - 1) // ctas
-
-    def slots_from(self, first: Any, state_indices: cute.Tensor, early: Any = None) -> list[Any]:
-        """The first tokens' slots of the sequences from `first` on, as `sequence_at` takes them. `early` is
-        that of `slots`."""
+    def slots_from(self, first: Any, state_indices: cute.Tensor) -> list[Any]:
+        """The first tokens' slots of the sequences from `first` on, as `sequence_at` takes them."""
         sequences = [first + (number * WARP + cute.arch.lane_idx()) for number in range(self.plan.ranked)]
         last = cute.arch.grid_dim()[1] - 1
-        if early is None:
-            return [
-                ptx.load_index_if(last - own, address(state_indices, (own,), 4), PADDING) for own in sequences
-            ]
         return [
-            ptx.load_index_early(cutlass.min(last - own, early), address(state_indices, (own,), 4), PADDING)
-            for own in sequences
+            ptx.load_index_if(last - own, address(state_indices, (own,), 4), PADDING) for own in sequences
         ]
 
     @cute.jit
@@ -592,14 +540,6 @@ def address(x: cute.Tensor, where: tuple[Any, ...], size: int) -> Any:
     """Global address of the element at `where` (later axes 0) of a tensor of `size`-byte elements."""
     elements = sum((I64(place) * I64(x.stride[axis]) for axis, place in enumerate(where)), I64(0))
     return x.iterator.toint() + elements * size
-
-
-def differ(before: tuple[Any, ...], after: list[Any]) -> Any:
-    """Whether one of this lane's words has changed."""
-    mixed = before[0] ^ after[0]
-    for one, other in zip(before[1:], after[1:], strict=True):
-        mixed = mixed | (one ^ other)
-    return mixed != 0
 
 
 def dot(x: list[Any], y: list[Any]) -> Any:

@@ -9,7 +9,7 @@ in place. CuTe DSL, sm_90a.
 
 CTA (x, y) rewrites bytes x `threads` `vectors` 16 .. of the slot of sequence y: a thread loads `vectors`
 vectors of 16 bytes, `threads` apart, and then stores them. slot(y) is state_indices[y], or with `lookup` off
-y itself, so that no load waits for another one. `pdl` and `prefetch` are those of `DecodePlan`.
+y itself, so that no load waits for another one. `pdl` is that of `DecodePlan`.
 
 `scripts/benchmarks/bench_pool_rewrite.py` times it beside decode kernels.
 """  # SPDX-License-Identifier: Apache-2.0
@@ -27,7 +27,6 @@ from gdnbench_kernels.gdn_decode import ptx
 from gdnbench_kernels.gdn_decode.decode_plan import STATE_BYTES
 from gdnbench_kernels.gdn_decode.example_tensors import ExampleTensors, stream
 from gdnbench_kernels.gdn_decode.sizes import HEAD_DIM
-from gdnbench_kernels.state_slots import PADDING
 
 I32, I64 = cutlass.Int32, cutlass.Int64
 
@@ -44,7 +43,6 @@ class Rewrite:
     vectors: int
     lookup: bool
     pdl: bool
-    prefetch: int = 0
 
     @property
     def tile_bytes(self) -> int:
@@ -70,44 +68,32 @@ class Rewrite:
     @cute.kernel
     def kernel(self, state: cute.Tensor, state_indices: cute.Tensor, key: cutlass.Int32) -> None:
         tile, sequence, _ = cute.arch.block_idx()
-        thread = cute.arch.thread_idx()[0]
-        begin = I64(tile * self.tile_bytes + thread * VECTOR)
-        if cutlass.const_expr(self.prefetch > 0):
-            given = self.prefetch - 1 - (sequence * cute.arch.grid_dim()[0] + tile)
-            slot = self.slot(sequence, state_indices, given)
-            if thread == 0 and slot >= 0 and slot < cute.size(state, mode=[0]):
-                ptx.bulk_prefetch(self.slot_address(slot, state) + begin, self.tile_bytes)
+        begin = I64(tile * self.tile_bytes + cute.arch.thread_idx()[0] * VECTOR)
         if cutlass.const_expr(self.pdl):
             cute.arch.griddepcontrol_wait()
             cute.arch.griddepcontrol_launch_dependents()
-        slot = self.slot(sequence, state_indices)
-        at = self.slot_address(slot, state) + begin
+        slot = sequence
+        if cutlass.const_expr(self.lookup):
+            index = I64(sequence) * I64(state_indices.stride[0]) * 4
+            slot = ptx.load_index(state_indices.iterator.toint() + index)
+        at = (
+            state.iterator.toint()
+            + I64(slot) * (I64(state.stride[0]) * STATE_BYTES[self.state_dtype])
+            + begin
+        )
         step = self.threads * VECTOR
         loaded = [ptx.load_if(slot, at, place * step, "none", I32) for place in range(self.vectors)]
         if slot >= 0:
             for place, words in enumerate(loaded):
                 ptx.store(at, place * step, [word ^ key for word in words], "none")
 
-    def slot(self, sequence: Any, state_indices: cute.Tensor, early: Any = None) -> Any:
-        """The slot of a sequence. With `early` before the previous kernel is complete; PADDING where it is
-        negative."""
-        if not self.lookup:
-            return sequence
-        address = state_indices.iterator.toint() + I64(sequence) * I64(state_indices.stride[0]) * 4
-        if early is None:
-            return ptx.load_index(address)
-        return ptx.load_index_early(early, address, PADDING)
-
-    def slot_address(self, slot: Any, state: cute.Tensor) -> Any:
-        return state.iterator.toint() + I64(slot) * (I64(state.stride[0]) * STATE_BYTES[self.state_dtype])
-
 
 def build(
-    state_dtype: str, threads: int, vectors: int, lookup: bool, pdl: bool, prefetch: int = 0
+    state_dtype: str, threads: int, vectors: int, lookup: bool, pdl: bool
 ) -> tuple[Any, tuple[Any, ...]]:
     """The object to compile, and examples of its arguments. Raises ValueError unless a state is a whole
     number of tiles."""
-    made = Rewrite(state_dtype, threads, vectors, lookup, pdl, prefetch)
+    made = Rewrite(state_dtype, threads, vectors, lookup, pdl)
     if HEAD_DIM * HEAD_DIM * STATE_BYTES[state_dtype] % made.tile_bytes:
         raise ValueError(
             f"{threads} threads x {vectors} vectors do not divide a {state_dtype} state; take 256 x 1"

@@ -91,17 +91,6 @@ def load_index_if(given: Any, address: Any, other: int) -> Any:
     )
 
 
-def load_index_early(given: Any, address: Any, other: int) -> Any:
-    """As `load_index_if`, of a word that another kernel may be writing. A relaxed load leaves no line in L1,
-    from which a later load might take an old value."""
-    return cute.arch.inline_ptx(
-        "{ .reg .pred p; setp.ge.s32 p, {$r1}, 0; mov.b32 {$w0}, "
-        f"{other}; @p ld.relaxed.gpu.global.b32 {{$w0}}, [{{$r0}}]; }}",
-        write_only_types=[I32],
-        read_only_args=[address, given],
-    )
-
-
 def load_float(address: Any, kind: Any) -> Any:
     """An element of f32, bf16 or f16 of global memory."""
     if kind is cutlass.Float32:
@@ -222,11 +211,6 @@ def bulk_load(shared: Any, source: Any, size: int, barrier: Any, advice: str) ->
         f" [{{$r0}}], [{{$r1}}], {size}, [{{$r2}}]{policy};",
         read_only_args=[shared, source, barrier],
     )
-
-
-def bulk_prefetch(source: Any, size: int) -> None:
-    """Prefetch of `size` bytes of global memory, a multiple of 16, into L2."""
-    cute.arch.inline_ptx(f"cp.async.bulk.prefetch.L2.global [{{$r0}}], {size};", read_only_args=[source])
 
 
 def bulk_store(target: Any, shared: Any, size: int, advice: str) -> None:

@@ -135,7 +135,6 @@ def build(
     spread: bool,
     ranked: int,
     started: int,
-    prefetch: int,
     tap: Tap | None = None,
 ) -> Build:
     """The object to compile and examples of its arguments; the options are those of `source`."""
@@ -143,19 +142,7 @@ def build(
     from gdnbench_kernels.kda_decode.kernel_sm90 import ChannelBulkLoads, ChannelBulkUpdate, ChannelUpdate
 
     plan = ChannelPlan(
-        rows,
-        warps,
-        transport,
-        load,
-        store,
-        ctas_per_sm,
-        pdl,
-        passes,
-        resident,
-        spread,
-        ranked,
-        started,
-        prefetch,
+        rows, warps, transport, load, store, ctas_per_sm, pdl, passes, resident, spread, ranked, started
     )
     made: dict[str, type[ChannelUpdate]] = {
         "registers": ChannelUpdate,
