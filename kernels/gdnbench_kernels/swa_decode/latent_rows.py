@@ -384,7 +384,7 @@ class DsMlaRows(Rows):
     ) -> None:
         """acc[m][n] += Q K^T of a pair's entries, over half of the features."""
         first = pair * PAIR_ENTRIES
-        for group in cutlass.range(GROUPS // 2, unroll=1):
+        for group in cutlass.range(GROUPS // 2, unroll=GROUPS // 2):
             self.score_group(acc, queries, first, half * (GROUPS // 2 + 1) + group, lane)
         if half == 0:
             self.score_group(acc, queries, first, I32(GROUPS // 2), lane)
