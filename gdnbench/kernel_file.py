@@ -145,7 +145,7 @@ class FileCall:
             _extents("grid", options.grid),
             block,
             _shared(options.shared),
-            (1, 1, 1) if options.cluster is None else _extents("cluster", options.cluster),
+            None if options.cluster is None else _extents("cluster", options.cluster),
             loaded.registers,
             (*labels, *known[len(labels) :]),
         )

@@ -23,7 +23,7 @@ from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.machine import budget
 from gdnbench.sim.machine.async_queue import Schedule
 from gdnbench.sim.machine.bounds import Meter, check_grid, default_bounds
-from gdnbench.sim.machine.cluster import ONE_CTA, ClusterGrid
+from gdnbench.sim.machine.cluster import ClusterGrid
 from gdnbench.sim.machine.counters import Counters
 from gdnbench.sim.machine.cta import MULTIPROCESSORS, Cta, Engine, Launch, MachineConfig, Note
 from gdnbench.sim.machine.engine_interface import Dim3
@@ -134,7 +134,7 @@ def run_ptx(
     multiprocessors: int | None = None,
     keep_going: bool = False,
     tile_steps: tuple[tuple[int, ...], ...] = (),
-    cluster: Dim3 = ONE_CTA,
+    cluster: Dim3 | None = None,
     preferred_cluster: Dim3 | None = None,
     earlier: EarlierLaunches | None = None,
     path: bool = False,
@@ -163,7 +163,9 @@ def run_ptx(
     timeout = default_bounds().timeout if timeout is None else timeout
     check_bounds(max_instructions, timeout)
     limit = TimeLimit(timeout)
-    grid, block, cluster = _extents("grid", grid), _extents("block", block), _extents("cluster", cluster)
+    grid, block = _extents("grid", grid), _extents("block", block)
+    if cluster is not None:
+        cluster = _extents("cluster", cluster)
     if preferred_cluster is not None:
         preferred_cluster = _extents("preferred_cluster", preferred_cluster)
     _check_types(ptx, smem, registers, progress, memory)
@@ -191,6 +193,7 @@ def run_ptx(
         multiprocessors=multiprocessors or MULTIPROCESSORS,
         keep_going=keep_going,
         clustered=budget.is_clustered(kernel, cluster, preferred_cluster),
+        explicit_clusters=budget.has_explicit_clusters(kernel, cluster, preferred_cluster),
         path=path,
     )
     launch = prepare_launch(
@@ -295,7 +298,7 @@ def prepare_launch(
     smem: int,
     memory: GlobalMemory,
     config: MachineConfig,
-    cluster: Dim3 = ONE_CTA,
+    cluster: Dim3 | None = None,
     preferred_cluster: Dim3 | None = None,
 ) -> Launch:
     """Check the launch against the limits and allocate the module's variables."""

@@ -415,7 +415,7 @@ def _ring_reuse(
     x, y, z = request.block
     shared = kernel.shared_size + request.shared_bytes
     fitting = device.blocks_per_multiprocessor(x * y * z, request.registers or 0, shared)
-    cluster = prod(kernel.cluster or request.cluster)
+    cluster = prod(kernel.cluster or request.cluster or ())
     message = reuse_note(
         kernel, steps, result.counters, result.ctas, device.multiprocessors, fitting, cluster
     )

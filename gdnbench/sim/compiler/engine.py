@@ -210,12 +210,12 @@ class CompiledWarp:
         cta, sizes = self.cta, self.cta.launch
         cluster = cta.cluster
         of_cluster = (
-            (*cta.ctaid, *cta.grid, 0, 0, 0, 1, 1, 1, 0, 1, 0)
+            (*cta.ctaid, *cta.grid, 0, 0, 0, 1, 1, 1, 0, 1)
             if cluster is None
             else (
                 *(*cluster.place.position, *cluster.place.clusters),
                 *(*cluster.position(cta.rank), *cluster.place.shape),
-                *(cta.rank, cluster.size, 1),
+                *(cta.rank, cluster.size),
             )
         )
         return (
@@ -229,6 +229,7 @@ class CompiledWarp:
             sizes.dynamic_shared,
             sizes.shared_size,
             *of_cluster,
+            cta.config.explicit_clusters,
         )
 
     @property

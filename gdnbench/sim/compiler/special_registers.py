@@ -22,7 +22,7 @@ def special_register(code: Code, state: Value, name: str, *, clustered: bool) ->
     if name == "gridid":
         return const(I32, 0)
     if not clustered:
-        if name.startswith("cluster_ctaid.") or name in ("cluster_ctarank", "is_explicit_cluster"):
+        if name.startswith("cluster_ctaid.") or name == "cluster_ctarank":
             return const(I32, 0)
         if name.startswith("cluster_nctaid.") or name == "cluster_nctarank":
             return const(I32, 1)

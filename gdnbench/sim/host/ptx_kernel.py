@@ -34,7 +34,7 @@ class PtxKernel:
     grid: Dim3
     block: Dim3
     shared_bytes: int = 0
-    cluster: Dim3 = (1, 1, 1)
+    cluster: Dim3 | None = None
     registers: int | None = None
     labels: tuple[str, ...] = ()
 

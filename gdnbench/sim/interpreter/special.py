@@ -90,7 +90,7 @@ class SpecialRegisters:
             "dynamic_smem_size": launch.dynamic_shared,
             "total_smem_size": launch.shared_size,
             "aggr_smem_size": launch.shared_size,
-            "is_explicit_cluster": cta.cluster is not None,
+            "is_explicit_cluster": cta.config.explicit_clusters,
             "cluster_ctarank": cta.rank,
             "cluster_nctarank": 1 if cta.cluster is None else cta.cluster.size,
         }

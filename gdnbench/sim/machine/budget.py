@@ -29,18 +29,23 @@ def _over(message: str) -> KernelFault:
     return KernelFault(FaultKind.BUDGET, message)
 
 
-def is_clustered(kernel: Kernel, cluster: Dim3, preferred: Dim3 | None) -> bool:
+def has_explicit_clusters(kernel: Kernel, cluster: Dim3 | None, preferred: Dim3 | None) -> bool:
+    """Whether the kernel or its launch names a shape of clusters, be it of one CTA."""
+    return any(shape is not None for shape in (kernel.cluster, cluster, preferred))
+
+
+def is_clustered(kernel: Kernel, cluster: Dim3 | None, preferred: Dim3 | None) -> bool:
     """Whether a launch has clusters of more than one CTA."""
     return any(shape not in (None, ONE_CTA) for shape in (kernel.cluster, cluster, preferred))
 
 
-def check_cluster(kernel: Kernel, cluster: Dim3, preferred: Dim3 | None) -> Dim3:
+def check_cluster(kernel: Kernel, cluster: Dim3 | None, preferred: Dim3 | None) -> Dim3:
     """The shape of a launch's clusters: what the launch asks for, or what the kernel requires
     (`.reqnctapercluster`). Raises KernelFault if they differ, and for clusters of too many CTAs."""
     required = kernel.cluster
-    if required is not None and cluster not in (ONE_CTA, required):
+    if required is not None and cluster not in (None, ONE_CTA, required):
         raise _over(f"cluster {cluster}, but {kernel.name} requires {required} (.reqnctapercluster)")
-    shape = cluster if required is None else required
+    shape = required or cluster or ONE_CTA
     most = kernel.max_cluster
     if most is not None and max(prod(shape), prod(preferred or shape)) > most:
         raise _over(

@@ -143,11 +143,11 @@ def _check_clustered(cta: Cta, ins: Instruction) -> None:
     """Raises KernelFault unless the launch has clusters, be it of one CTA: in no other launch does an H200
     execute bulk copies and reductions from shared memory to shared::cluster, st.async and red.async, not even
     to the own CTA (docs/clusters.md)."""
-    if cta.cluster is None and cta.launch.kernel.cluster is None:
+    if not cta.config.explicit_clusters:
         raise KernelFault(
             FaultKind.TRAP,
             f"{ins.op} to shared::cluster in a launch without clusters is an illegal instruction (CUDA error"
-            " 715); launch clusters, or declare .reqnctapercluster 1",
+            " 715); launch clusters, be they of one CTA, or declare .reqnctapercluster 1",
         )
 
 

@@ -56,7 +56,8 @@ class MachineConfig:
     implement it for the engine. `track` records which shared bytes were written and checks reads. `registers`
     is the register count per thread if known. `check`: CTAs have a checker. `multiprocessors` bounds how many
     CTAs that wait for one another run at once. `keep_going`: faults that can be skipped are recorded, and the
-    launch goes on. `clustered`: the launch has clusters of several CTAs. `path`: the engine reports
+    launch goes on. `clustered`: the launch has clusters of several CTAs; `explicit_clusters`: it names
+    a shape of clusters, be it of one CTA. `path`: the engine reports
     the path of each warp to a `PathObserver`."""
 
     schedule: Schedule = LATE
@@ -70,6 +71,7 @@ class MachineConfig:
     multiprocessors: int = MULTIPROCESSORS
     keep_going: bool = False
     clustered: bool = False
+    explicit_clusters: bool = False
     path: bool = False
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -245,8 +246,8 @@ def _kernel_functions(objects: CudaObjects) -> Functions:
         return gpu.device.blocks_per_multiprocessor(block, registers, shared + found.kernel.shared_size)
 
     def max_clusters(handle: int, config: int) -> int:
-        x, y, z = _attributes(LaunchConfig.from_address(config)).cluster
-        return gpu.asked_device().active_clusters(x * y * z)
+        cluster = _attributes(LaunchConfig.from_address(config)).cluster
+        return gpu.asked_device().active_clusters(prod(cluster or ()))
 
     def largest_cluster(handle: int, config: int) -> int:
         return MAX_CLUSTER if function(handle).attribute(NON_PORTABLE_CLUSTERS) else PORTABLE_CLUSTER

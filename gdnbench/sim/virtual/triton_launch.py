@@ -95,7 +95,7 @@ class Launcher:
                 entry=function.entry,
                 grid=(grid_x * ctas, grid_y, grid_z),
                 block=(32 * packed_metadata[0], 1, 1),
-                cluster=(ctas, 1, 1),
+                cluster=(ctas, 1, 1) if ctas > 1 else None,
                 shared_bytes=metadata.shared,
                 params=tuple(pack.params),
                 registers=None,

@@ -57,15 +57,13 @@ FAMILIES = {
     "cluster_explicit": cluster_memory.EXPLICIT,
     "cluster_self": cluster_copies.TO_ITSELF,
     "cluster_of_one": cluster_copies.CLUSTER_OF_ONE,
+    "cluster_attribute": cluster_memory.BY_ATTRIBUTE + cluster_copies.BY_ATTRIBUTE,
+    "polls": polls.KERNELS,
     "compiled": compiled.KERNELS,
     "grid_dependency": grid_dependency.KERNELS,
 }
 
-OTHERWISE = {
-    "ptxas": cluster_memory.OF_PTXAS,
-    "cluster_attribute": cluster_memory.BY_ATTRIBUTE + cluster_copies.BY_ATTRIBUTE,
-    "polls": polls.KERNELS,
-}
+OTHERWISE = {"ptxas": cluster_memory.OF_PTXAS}
 """An H200 answered these otherwise than the PTX ISA says, the simulator as it says: `test_ptxas.py`."""
 
 

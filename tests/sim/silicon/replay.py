@@ -41,7 +41,11 @@ def simulate(kernel: MicroKernel, capture: Capture, engine: str) -> dict[str, Ar
             stored = capture.tensor_maps[f"{kernel.name}/{param.name}"]
             params.append(arrays[param.buffer].ctypes.data.to_bytes(8, "little") + stored[8:])
     launch = (kernel.grid_shape, (kernel.block, 1, 1), params, kernel.smem)
-    options: dict[str, Any] = {"memory": memory, "threads": 1, "cluster": kernel.cluster_shape}
+    options: dict[str, Any] = {
+        "memory": memory,
+        "threads": 1,
+        "cluster": None if kernel.cluster == 1 else kernel.cluster_shape,
+    }
     for entry in kernel.entries:
         run_ptx(kernel.ptx, entry, *launch, engine=engine, **options)
     return {buffer.name: arrays[buffer.name] for buffer in kernel.results()}
