@@ -193,8 +193,9 @@ class WgmmaDecode:
         smem = cutlass.memory.SmemAllocator()
         shared = self.allocate(smem)
         pipelines = Pipelines(*(blackwell.Pipeline.allocate(pipe, smem) for pipe in self.plan.pipelines))
-        if warp >= Role.LOAD:
-            self.prefetch_first(q, pages, inv_scale, indices, lens, block_shift)
+        if cutlass.const_expr(self.tuning.pdl):
+            if warp >= Role.LOAD:
+                self.prefetch_first(q, pages, inv_scale, indices, lens, block_shift)
         if warp == Role.LOAD:
             cpasync.prefetch_descriptor(tma_q.atom)
             with cute.arch.elect_one():
@@ -237,7 +238,7 @@ class WgmmaDecode:
         lens: cute.Tensor,
         block_shift: cutlass.Int32,
     ) -> None:
-        """Prefetch the first work tile's queries and rows into L2, during the set-up of the CTA."""
+        """Prefetch the first work tile's queries and rows into L2, before the previous kernel is complete."""
         token, first_head = self.scheduler(lens).work_tile(0)
         entry = wgmma.thread_in_role(Role.LOAD)
         if entry == 0:
