@@ -193,9 +193,8 @@ class WgmmaDecode:
         smem = cutlass.memory.SmemAllocator()
         shared = self.allocate(smem)
         pipelines = Pipelines(*(blackwell.Pipeline.allocate(pipe, smem) for pipe in self.plan.pipelines))
-        if cutlass.const_expr(self.tuning.pdl):
-            if warp >= Role.LOAD:
-                self.prefetch_first(q, pages, inv_scale, indices, lens, block_shift)
+        if warp >= Role.LOAD:
+            self.prefetch_first(q, pages, inv_scale, indices, lens, block_shift)
         if warp == Role.LOAD:
             cpasync.prefetch_descriptor(tma_q.atom)
             with cute.arch.elect_one():
@@ -238,12 +237,14 @@ class WgmmaDecode:
         lens: cute.Tensor,
         block_shift: cutlass.Int32,
     ) -> None:
-        """Prefetch the first work tile's queries and rows into L2, before the previous kernel is complete."""
-        token, first_head = self.scheduler(lens).work_tile(0)
-        entry = wgmma.thread_in_role(Role.LOAD)
-        if entry == 0:
-            prefetch_queries(token, first_head, self.rows, q)
-        prefetch_entry(token, entry, pages, inv_scale, indices, lens, block_shift)
+        """With `pdl`, prefetch the first work tile's queries and rows into L2, before the previous kernel is
+        complete."""
+        if cutlass.const_expr(self.tuning.pdl):
+            token, first_head = self.scheduler(lens).work_tile(0)
+            entry = wgmma.thread_in_role(Role.LOAD)
+            if entry == 0:
+                prefetch_queries(token, first_head, self.rows, q)
+            prefetch_entry(token, entry, pages, inv_scale, indices, lens, block_shift)
 
     def scheduler(self, lens: cute.Tensor) -> TileScheduler:
         return TileScheduler.create(lens.shape[0], self.heads, self.rows)
