@@ -28,6 +28,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from gdnbench.cli.console import table
 from gdnbench.errors import Exit
 from gdnbench.ops import operation
 from gdnbench.replay.call import call_kernel, conversion
-from gdnbench.replay.kernels import load
+from gdnbench.replay.kernels import LoadedKernel, load
 from gdnbench.report.outcome import Outcome
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.predict.launch import predict
@@ -110,6 +111,8 @@ SECOND: Sequence[Shape] = (
 """Other head counts, batches and drafted tokens; of kda_decode also bf16 states, which no row had."""
 SETS: Mapping[str, Sequence[Shape]] = {"first": FIRST, "second": SECOND}
 WINDOW_KERNELS = ("portable", "wgmma")
+ALONE: Mapping[str, Any] = {"pdl": False}
+"""Options of kernels of swa_decode: the model has a launch that no other one overlaps."""
 ROUNDS = 20
 """How often a graph of swa_decode runs, as in bench_swa_decode.py."""
 
@@ -151,7 +154,16 @@ def predictions(calls: Sequence[Shape], machine: Machine) -> list[dict[str, Any]
         else:
             name, made = shape.op, shape.call()
         for kernel in kernels_of(shape):
-            one = recorded(Row(kernel, call_name(shape), 0.0, _calling(name, kernel, made), False), machine)
+            one = recorded(
+                Row(
+                    kernel,
+                    call_name(shape),
+                    0.0,
+                    _calling(name, kernel, made, ALONE if isinstance(shape, SWA) else {}),
+                    False,
+                ),
+                machine,
+            )
             told = predict(machine, parse(one.ptx), one.request, one.traces)
             found.append(
                 {
@@ -168,11 +180,13 @@ def predictions(calls: Sequence[Shape], machine: Machine) -> list[dict[str, Any]
     return found
 
 
-def _calling(name: str, kernel: str, made: Call) -> Callable[[], None]:
+def _calling(name: str, kernel: str, made: Call, choice: Mapping[str, Any]) -> Callable[[], None]:
     def run() -> None:
         op = operation(name)
         call = Call(made.tensors, made.scalars, {**op.default_conventions, **made.conventions})
-        loaded = load(kernel, op)
+        found = load(kernel, op)
+        function = partial(found.function, **choice)
+        loaded = LoadedKernel(found.name, found.name, function, found.conventions, found.devices)
         call_kernel(op.convert(call, conversion(call, op, loaded).target), op, loaded)
 
     return run
@@ -212,7 +226,9 @@ def measured_windows(calls: Sequence[Shape], tell: Callable[[str, str, Measured]
                 own.o.fill_(torch.nan)
             module, function = KERNELS[kernel].target.split(":")
             called = getattr(importlib.import_module(module), function)
-            timing = bench_swa_decode.timed(bench_swa_decode.launches(called, cache, sink, given, {}), ROUNDS)
+            timing = bench_swa_decode.timed(
+                bench_swa_decode.launches(called, cache, sink, given, ALONE), ROUNDS
+            )
             error = max(bench_swa_decode.error_ratio(cache, own, sink) for own in (given[0], given[-1]))
             fault = "" if error <= bench_swa_decode.ERROR else f"{error:.2f} x the error of torch in bf16"
             tell(call_name(shape), kernel, Measured(timing.median, timing.lower, timing.upper, fault))
