@@ -92,9 +92,8 @@ def plans_of(shape: Shape) -> Iterator[DecodePlan]:
     ranked = 1 << (-(-shape.batch // WARP) - 1).bit_length()
     by_slot, at_once = (BY_SLOT, 4) if wide else (BY_SLOT_BF16, 16)
     yield LARGE if wide else LARGE_BF16
-    yield replace(by_slot, ranked=ranked)
-    yield replace(by_slot, ranked=ranked, started=at_once * H200_SMS)
-    yield replace(by_slot, ranked=ranked, started=at_once * H200_SMS // 2)
+    for quarter in range(4):
+        yield replace(by_slot, ranked=ranked, started=quarter * at_once * H200_SMS // 4)
 
 
 def rewrite_pool(

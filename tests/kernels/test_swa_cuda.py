@@ -18,6 +18,7 @@ from gdnbench_kernels.contract import Call
 from gdnbench_kernels.swa_decode.contract import OPERATION
 from gdnbench_kernels.swa_decode.launch_args import arch_of
 from gdnbench_kernels.swa_decode.portable import portable
+from gdnbench_kernels.swa_decode.wgmma import wgmma
 from tests.kernels import swa_calls
 from tests.kernels.swa_calls import (
     CALLS,
@@ -50,12 +51,13 @@ def arch() -> str:
 def moved(call: Call) -> dict[str, Any]:
     """The call's arguments on the GPU, the cache with its padding between pages."""
     tensors = {name: tensor.cuda() for name, tensor in call.tensors.items()}
-    cache = call.tensors["cache"]
-    stride = cache.stride(0)
-    if stride != cache[0].numel():
-        memory = torch.empty(len(cache) * stride, dtype=cache.dtype, device="cuda")
-        tensors["cache"] = memory.as_strided(cache.shape, cache.stride()).copy_(cache)
-    return {**tensors, **call.scalars, **call.conventions}
+    return {**tensors, "cache": with_padding(call.tensors["cache"]), **call.scalars, **call.conventions}
+
+
+def with_padding(cache: Tensor) -> Tensor:
+    """A copy on the GPU with the strides of `cache`."""
+    memory = torch.empty(len(cache) * cache.stride(0), dtype=cache.dtype, device="cuda")
+    return memory.as_strided(cache.shape, cache.stride()).copy_(cache)
 
 
 def filled(call: Call, value: float) -> Outputs:
@@ -127,3 +129,50 @@ def test_captured_into_a_graph(layout: str) -> None:
     portable(**given, **outputs)
     assert same_outputs(replayed, outputs)
     assert not replayed["o"].isnan().any()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kernel", [portable, wgmma])
+def test_launches_that_overlap_see_what_was_written_before_them(kernel: Any, layout: str) -> None:
+    """In a graph each launch has the outputs of the one before it as queries, and after every third one a
+    copy writes other entries, lengths and pages. Each launch prefetches by the earlier ones."""
+    if kernel is wgmma and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("wgmma is for sm_90a alone")
+    one, other = (
+        moved(made(cache_layout=layout, heads=64, lens=lens * 16, seed=seed))
+        for seed, lens in ((1, (128, 17, 0, 90)), (2, (31, 128, 128, 0)))
+    )
+    assert not torch.equal(one["swa_indices"], other["swa_indices"])
+    found = []
+    for pdl in (True, False):
+        given = {name: x.clone() if isinstance(x, Tensor) else x for name, x in one.items()}
+        given["cache"] = with_padding(one["cache"])
+        found.append(chained(kernel, given, one, other, pdl))
+    assert torch.equal(*(o.view(torch.int16) for o in found))
+    assert found[0].float().abs().sum() > 0
+
+
+def chained(
+    kernel: Any, given: dict[str, Any], one: dict[str, Any], other: dict[str, Any], pdl: bool
+) -> Tensor:
+    """The outputs of 12 launches in a graph, in the order of the launches."""
+    changing = [name for name in ("swa_indices", "swa_lens", "cache", "inv_scale") if name in given]
+    start = {name: given[name].clone() for name in changing}
+    q = given.pop("q")
+    rows = [torch.zeros_like(q) for _ in range(12)]
+
+    def run() -> None:
+        for turn, o in enumerate(rows):
+            kernel(**given, q=q if turn == 0 else rows[turn - 1], o=o, pdl=pdl)
+            if turn % 3 == 2:
+                for name in changing:
+                    given[name].copy_((other if turn % 2 == 0 else one)[name])
+
+    run()  # loads the programs, which a capture may not
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    for name in changing:
+        given[name].copy_(start[name])
+    graph.replay()
+    return torch.stack(rows)

@@ -153,16 +153,27 @@ class Rows:
         if lane == 0:
             cute.arch.mbarrier_arrive_and_expect_tx(entries.arrived, cute.arch.popc(given) * size)
         cute.arch.sync_warp()
-        if mine:
-            source = pages.page(slot) + I64(pages.offset(slot) * row)
-            target = self.s_rows + (entries.warp * ENTRIES + lane) * pitch
-            ops.copy_bulk(target, source, size, entries.arrived.toint())
-        if given != ALL_ENTRIES:
+        source = pages.page(slot) + I64(pages.offset(slot) * row)
+        if given == ALL_ENTRIES:
+            sources = [ops.shuffled_wide(source, number) for number in range(ENTRIES)]
+            with cute.arch.elect_one():
+                self.copy_all(entries, sources, size, pitch)
+        else:
+            if mine:
+                target = self.s_rows + (entries.warp * ENTRIES + lane) * pitch
+                ops.copy_bulk(target, source, size, entries.arrived.toint())
             zero = I32(0)
             for number in cutlass.range(ENTRIES, unroll=1):
                 if (given >> number) & 1 == 0 and lane < size // CHUNK:
                     target = self.s_rows + (entries.warp * ENTRIES + number) * pitch + lane * CHUNK
                     ops.store_shared(target, zero, zero, zero, zero)
+
+    def copy_all(self, entries: Entries, sources: list[Any], size: int, pitch: int) -> None:
+        """Start the copies of all entries, by one thread: of copies of several lanes ptxas makes a loop, one
+        lane after the other."""
+        first, barrier = self.s_rows + entries.warp * (ENTRIES * pitch), entries.arrived.toint()
+        for number, source in enumerate(sources):
+            ops.copy_bulk(first + number * pitch, source, size, barrier)
 
 
 @dataclass(frozen=True)

@@ -162,6 +162,17 @@ def copy_bulk(shared: Any, source: Any, size: int, barrier: Any) -> None:
     )
 
 
+def shuffled_wide(value: Any, lane: int) -> Any:
+    """The 64 bits that a lane has, in all lanes."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b32 x; .reg .b32 y; mov.b64 {x, y}, {$r0};"
+        f" shfl.sync.idx.b32 x, x, {lane}, 31, -1; shfl.sync.idx.b32 y, y, {lane}, 31, -1;"
+        " mov.b64 {$w0}, {x, y}; }",
+        write_only_types=[cutlass.Int64],
+        read_only_args=[value],
+    )
+
+
 def halves_of_codes(codes: Any) -> Pair:
     """(bytes 0 and 1, bytes 2 and 3) of four e4m3 numbers as f16, exactly."""
     found: Pair = cute.arch.inline_ptx(
