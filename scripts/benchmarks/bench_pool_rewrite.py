@@ -50,8 +50,6 @@ from gdnbench.timing.types import Cache, Form, Mode
 from gdnbench_kernels.compiling import program
 from gdnbench_kernels.contract import Call, Launch
 from gdnbench_kernels.gdn_decode.decode_plan import (
-    BY_SLOT,
-    BY_SLOT_BF16,
     H200_SMS,
     LARGE,
     LARGE_BF16,
@@ -90,8 +88,8 @@ def plans_of(shape: Shape) -> Iterator[DecodePlan]:
             yield replace(MIDDLE_BF16, transport="bulk_in")
         return
     ranked = 1 << (-(-shape.batch // WARP) - 1).bit_length()
-    by_slot, at_once = (BY_SLOT, 4) if wide else (BY_SLOT_BF16, 16)
-    yield LARGE if wide else LARGE_BF16
+    large, by_slot, at_once = (LARGE, MIDDLE, 4) if wide else (LARGE_BF16, LARGE_BF16, 16)
+    yield large
     for quarter in range(4):
         yield replace(by_slot, ranked=ranked, started=quarter * at_once * H200_SMS // 4)
 

@@ -7,7 +7,7 @@ elements to a lane and sums in the same order, so a plan does not change the res
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -182,12 +182,22 @@ MIDDLE_BF16 = replace(STARTS, rows=4, warps=4, transport="bulk", passes=2, resid
 LARGE = replace(STARTS, rows=2, warps=1, transport="bulk_in", passes=2)
 LARGE_BF16 = replace(STARTS, rows=4, warps=1, transport="bulk_in", passes=2)
 """8 KB of states per CTA of one warp; the passes share slot, gates and norms."""
-BY_SLOT = replace(MIDDLE, ranked=8)
-BY_SLOT_BF16 = replace(LARGE_BF16, ranked=8)
-"""In place of the large plans beyond BY_SLOT_STATES states of up to BY_SLOT_BATCH sequences: memory is 3 %
-faster where neighbouring slots are processed at the same time."""
-BY_SLOT_STATES = 64 * 32
-BY_SLOT_BATCH = WARP * BY_SLOT.ranked
+BY_SLOT: Mapping[str, tuple[DecodePlan, DecodePlan, DecodePlan]] = {
+    "float32": (
+        replace(MIDDLE, ranked=2),
+        replace(MIDDLE, ranked=8),
+        replace(MIDDLE, ranked=16),
+    ),
+    "bfloat16": (
+        replace(LARGE_BF16, ranked=2, started=8 * H200_SMS),
+        replace(LARGE_BF16, ranked=8, started=8 * H200_SMS),
+        replace(LARGE_BF16, ranked=16),
+    ),
+}
+"""By dtype, in place of the large plans for up to 64, 256 and 512 sequences: memory is 3 % faster where
+neighbouring slots are processed at the same time."""
+BY_SLOT_STATES = (64 * 32, 65 * 32, 257 * 32)
+"""The fewest states for which each is chosen."""
 DRAFTED = replace(STARTS, rows=4, warps=2, transport="bulk_in")
 """For several tokens: each pass recomputes a token's operands, so a warp has many rows and few passes."""
 SMALL_CTAS = 24
@@ -196,13 +206,13 @@ MIDDLE_CTAS = {"float32": 16, "bfloat16": 4}
 """The middle plan is chosen up to this many CTAs per SM: 4 x `resident` with fp32, `resident` with bf16."""
 
 
-def default_plans(state_dtype: str, tokens: int) -> tuple[DecodePlan, DecodePlan, DecodePlan, DecodePlan]:
-    """The plans for few, medium and many states, and for many states of at most BY_SLOT_BATCH sequences."""
+def default_plans(state_dtype: str, tokens: int) -> tuple[DecodePlan, ...]:
+    """The plans for few, medium and many states, then those in the order of slots."""
     if tokens > 1:
-        return SMALL, DRAFTED, DRAFTED, DRAFTED
+        return SMALL, DRAFTED, DRAFTED
     if state_dtype == "float32":
-        return SMALL, MIDDLE, LARGE, BY_SLOT
-    return SMALL, MIDDLE_BF16, LARGE_BF16, BY_SLOT_BF16
+        return SMALL, MIDDLE, LARGE, *BY_SLOT[state_dtype]
+    return SMALL, MIDDLE_BF16, LARGE_BF16, *BY_SLOT[state_dtype]
 
 
 def default_plan(
@@ -218,12 +228,16 @@ def default_plan(
     that an SM has registers for. `by_slot`: whether the plan may process sequences in the order of their
     slots."""
     states = batch * value_heads
-    small, middle, large, ranked = default_plans(state_dtype, tokens)
+    small, middle, large, *ranked = default_plans(state_dtype, tokens)
     if states * small.tiles <= small_ctas * multiprocessors:
         return small
     if states * middle.tiles <= MIDDLE_CTAS[state_dtype] * multiprocessors:
         return middle
-    return ranked if by_slot and states > BY_SLOT_STATES and batch <= BY_SLOT_BATCH else large
+    if by_slot and ranked:
+        for plan, least in zip(ranked, BY_SLOT_STATES, strict=True):
+            if states >= least and batch <= WARP * plan.ranked:
+                return plan
+    return large
 
 
 def candidate_plans(batch: int, value_heads: int, state_dtype: str, tokens: int) -> tuple[DecodePlan, ...]:
