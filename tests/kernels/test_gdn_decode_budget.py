@@ -28,7 +28,7 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("sm_100a", {"gate": "log", "qk": "normalised", "g_dtype": "float32", "beta_dtype": "float32"}),
     ("sm_90a", {"tokens": 2, "reads": "accepted"}),
 ]
-CTAS = {"float32": (25, 4, 23, 4), "bfloat16": (28, 4, 12, 18)}
+CTAS = {"float32": (25, 4, 23, 4, 4, 4), "bfloat16": (28, 4, 12, 16, 16, 18)}
 """Of the chosen plans, on an SM: what docs/gdn_decode.md counts bytes in flight by."""
 
 
