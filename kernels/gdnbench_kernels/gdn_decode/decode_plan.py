@@ -184,9 +184,9 @@ LARGE_BF16 = replace(STARTS, rows=4, warps=1, transport="bulk_in", passes=2)
 """8 KB of states per CTA of one warp; the passes share slot, gates and norms."""
 BY_SLOT: Mapping[str, tuple[DecodePlan, DecodePlan, DecodePlan]] = {
     "float32": (
-        replace(MIDDLE, ranked=2),
-        replace(MIDDLE, ranked=8),
-        replace(MIDDLE, ranked=16),
+        replace(MIDDLE, ranked=2, started=2 * H200_SMS),
+        replace(MIDDLE, ranked=8, started=2 * H200_SMS),
+        replace(MIDDLE, ranked=16, started=2 * H200_SMS),
     ),
     "bfloat16": (
         replace(LARGE_BF16, ranked=2, started=8 * H200_SMS),

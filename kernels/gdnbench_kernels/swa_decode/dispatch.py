@@ -8,9 +8,9 @@ from gdnbench_kernels.swa_decode.launch_args import Arguments
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 
 WGMMA_FROM = {
-    (CacheLayout.PER_TOKEN_SCALE, 64): 192,
-    (CacheLayout.PER_TOKEN_SCALE, 128): 96,
-    (CacheLayout.FP8_DS_MLA, 64): 192,
+    (CacheLayout.PER_TOKEN_SCALE, 64): 128,
+    (CacheLayout.PER_TOKEN_SCALE, 128): 64,
+    (CacheLayout.FP8_DS_MLA, 64): 128,
     (CacheLayout.FP8_DS_MLA, 128): 64,
 }
 """By layout and heads: the number of requests from which `wgmma` took less time than `portable` in all
