@@ -146,6 +146,33 @@ def widened(word: Any) -> tuple[Any, Any]:
     return low, high
 
 
+def halves(low: Any, high: Any) -> Any:
+    """Two floats, each rounded to fp16, in a word."""
+    return _pure(I32, "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", low, high)
+
+
+def widened_halves(word: Any) -> tuple[Any, Any]:
+    """The two fp16 of a word as floats."""
+    text = "{ .reg .b16 x<2>; mov.b32 {x0, x1}, $1; cvt.f32.f16 $0, x%d; }"
+    low, high = (_pure(F32, text % place, "=f,r", word) for place in range(2))
+    return low, high
+
+
+def product_of_halves(sums: list[Any], a: Quad, b: tuple[Any, Any]) -> list[Any]:
+    """D + A B by a warp: A 16 x 16 and B 16 x 8 of fp16, D 16 x 8 with f32 sums."""
+    text = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9},"
+    operands = [x.ir_value() for x in (*a, *b, *sums)]
+    result = llvm.StructType.get_literal([F32.mlir_type] * 4)
+    found = llvm.inline_asm(
+        result,
+        operands,
+        f"{text} {{$10, $11, $12, $13}};",
+        "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f",
+        has_side_effects=True,
+    )
+    return [F32(llvm.extractvalue(F32.mlir_type, found, [place])) for place in range(4)]
+
+
 def quads_of(values: list[Any], ordered: bool = False) -> list[Quad]:
     """Sums as an operand: 8 values of a thread are its part of 16 columns. `ordered`: rounded at this point
     between waits, not behind a later one."""

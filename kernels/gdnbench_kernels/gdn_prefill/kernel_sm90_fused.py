@@ -126,7 +126,6 @@ from gdnbench_kernels.gdn_prefill.sm90_tiles import (
     States,
     Tma,
     allocate_scratch,
-    scratch_of_group,
 )
 from gdnbench_kernels.plan import WARP, KernelPlan
 
@@ -208,7 +207,7 @@ class FusedSm90(ChunkFused):
             else:
                 cute.arch.setmaxregister_decrease(tuning.invert_registers)
             group = (warp - role.INVERT) // GROUP_WARPS
-            sm90_squares.invert(self, cuts, pipelines, shared, scratch_of_group(scratch, group), group)
+            sm90_squares.invert(self, cuts, pipelines, shared, scratch.of_group(group), group)
         else:
             cute.arch.setmaxregister_decrease(tuning.other_registers)
         if (warp >= role.GATE) & (warp < role.LOAD):

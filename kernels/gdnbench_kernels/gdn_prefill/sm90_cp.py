@@ -39,7 +39,7 @@ from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.gdn_prefill.segment_sources import SEGMENT, check_segment
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.gdn_prefill.sm90_cuts import CutPlan, plan_of
-from gdnbench_kernels.gdn_prefill.sm90_prepared_sources import SQUARES, prepared_source, squares_source
+from gdnbench_kernels.gdn_prefill.sm90_prepared_sources import prepared_source, squares_source
 from gdnbench_kernels.gdn_prefill.sm90_segment_sources import (
     SEGMENT_TUNINGS,
     sm90_outputs_source,
@@ -47,7 +47,7 @@ from gdnbench_kernels.gdn_prefill.sm90_segment_sources import (
     sm90_transfer_source,
 )
 from gdnbench_kernels.gdn_prefill.sm90_sources import TUNINGS, check_slices, sm90_source
-from gdnbench_kernels.gdn_prefill.sm90_squares_plan import PREPARED
+from gdnbench_kernels.gdn_prefill.sm90_squares_plan import PREPARED, heads_of_work
 from gdnbench_kernels.gpu import SM90, capability_of, multiprocessors
 from gdnbench_kernels.params import takes_params
 from gdnbench_kernels.validate import dtype_name
@@ -191,7 +191,8 @@ def launch_parts(
     if prepared:
         shape = (tokens // CHUNK + sequences, value_heads, 2, CHUNK, CHUNK)
         squares = (torch.empty(shape, dtype=BFLOAT16, device=device),)
-        ctas = min(SQUARES.ctas_per_sm * sms, shape[0] * value_heads)
+        works = shape[0] * value_heads // heads_of_work(k.shape[1], value_heads)
+        ctas = min(sms, works)
         source = programs.compiled(SM90, squares_source, k.shape[1], value_heads, params.beta_max)
         source(q, k, g, beta, cu_seqlens, *squares, ctas)
     given, scale = (k, v, g, beta, cu_seqlens, *squares), default_scale(params.scale, HEAD_DIM)

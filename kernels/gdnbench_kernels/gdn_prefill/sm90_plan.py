@@ -18,7 +18,6 @@ GATES = 4
 """Stages of gates."""
 SCANNERS = 2
 """Warps of GATE. A scan takes about as long as STATE takes for a chunk."""
-INVERSE_BUFFERS = 2
 K_MAJOR = "K-major, SW128"
 BY_TOKEN = "row = token, SW128"
 REGISTERS = 512
@@ -114,11 +113,6 @@ def planned(tuning: Tuning, split: bool = False) -> KernelPlan:
     keys, own = (CHUNK, HEAD_DIM), (CHUNK, rows)
     key_bytes, own_bytes = 2 * CHUNK * HEAD_DIM, 2 * CHUNK * rows
     square = (CHUNK, CHUNK)
-    scratch = [
-        replace(buffer, name=f"{buffer.name}{'' if number == 0 else f'_{number}'}")
-        for number in range(tuning.inverters)
-        for buffer in inverse_buffers(split)
-    ]
     return KernelPlan(
         name="chunk_fused_sm90",
         roles=roles_of(tuning),
@@ -144,7 +138,7 @@ def planned(tuning: Tuning, split: bool = False) -> KernelPlan:
             Buffer("s_p", square, "bfloat16", K_MAJOR, tuning.squares),
             Buffer("s_o", own, "bfloat16", BY_TOKEN, tuning.outputs),
             Buffer("s_gate", (4, CHUNK), "float32", "a row for each of GATE's", GATES, align=128),
-            *scratch,
+            *inverse_buffers(split, tuning.inverters),
         ),
         tmem=(),
         pipelines=(
@@ -162,11 +156,12 @@ def planned(tuning: Tuning, split: bool = False) -> KernelPlan:
     )
 
 
-def inverse_buffers(split: bool) -> tuple[Buffer, ...]:
-    """Those of inverse.py, which cannot be imported without CuTe DSL."""
+def inverse_buffers(split: bool, count: int) -> tuple[Buffer, Buffer]:
+    """Those of sm90_inverse.py for so many inverses at a time."""
+    parts = (1 + split) * count
     return (
-        Buffer("s_blocks", (CHUNK, CHUNK), "float16", "rows contiguous, 128 B swizzle", 1 + split, align=128),
-        Buffer("s_diagonal", (4, 16, 20), "float32", "columns contiguous, padded", align=128),
+        Buffer("s_blocks", (10, 16, 16), "float16", "16 x 16 blocks of 8 x 8", parts, align=128),
+        Buffer("s_diagonal", (4, 16, 20), "float32", "columns contiguous, padded", count, align=128),
     )
 
 
@@ -175,7 +170,7 @@ SYNCS = (
     Sync("setmaxnreg", "all", "increases wait for the others' decrease"),
     Sync("tail pipelines", "LOAD", "K, V have landed before zeros are stored"),
     Sync("fence.proxy.async", "LOAD", "zeros written before products read them"),
-    Sync("barrier INVERT", "INVERT", "exchanges within the inverse: inverse.py"),
+    Sync("barrier INVERT", "INVERT", "exchanges within the inverse: sm90_inverse.py"),
     Sync("fence.proxy.async", "INVERT", "s_aib, s_p written before products read them"),
     Sync("fence.proxy.async", "STATE", "s_o written before TMA, s_v read before a load"),
     Sync("wgmma.wait_group", "INVERT, STATE", "operands read before their release"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The INVERT role of kernel_sm90_fused.py: Ai beta and P of the chunks, ahead of the state. CuTe DSL."""
+"""The squares of a chunk, Ai beta and P, by a warpgroup; the INVERT role of kernel_sm90_fused.py. CuTe DSL."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 
 from gdnbench_kernels import blackwell, hopper
-from gdnbench_kernels.gdn_prefill import inverse, triangle
-from gdnbench_kernels.gdn_prefill.fused_plan import Row
-from gdnbench_kernels.gdn_prefill.gate_scan import decay
+from gdnbench_kernels.gdn_prefill import sm90_inverse, triangle
+from gdnbench_kernels.gdn_prefill.gate_scan import Gate, decay
+from gdnbench_kernels.gdn_prefill.inverse import VALUES as BLOCK_VALUES
+from gdnbench_kernels.gdn_prefill.inverse import WARPS
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
+from gdnbench_kernels.gdn_prefill.sm90_inverse import BLOCK_BYTES, X10, Place, Scratch
 from gdnbench_kernels.gdn_prefill.sm90_plan import GATES, GROUP_WARPS, Barrier
 from gdnbench_kernels.gdn_prefill.sm90_tiles import Lane, Pipelines, Shared, address_of
 from gdnbench_kernels.plan import WARP
 
-F32 = cutlass.Float32
+F32, I32 = cutlass.Float32, cutlass.Int32
 LOG2 = math.log(2)
 VALUES = CHUNK // 2
 """A thread's elements of 64 columns."""
@@ -32,13 +34,18 @@ def invert(
     cuts: Any,
     pipelines: Pipelines,
     shared: Shared,
-    scratch: inverse.Scratch,
+    scratch: Scratch,
     group: cutlass.Int32,
 ) -> None:
     """Compute Ai beta and P of every chunk whose number is `group` modulo the number of warpgroups."""
     tuning, outputs = kernel.tuning, kernel.outputs
-    together = pipeline.NamedBarrier(barrier_id=group + Barrier.INVERT, num_threads=GROUP_WARPS * WARP)
+    together = barrier_of(group)
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % GROUP_WARPS
+    for stage in cutlass.range(group, tuning.squares, tuning.inverters, unroll=1):
+        lane = cute.arch.lane_idx()
+        clear_behind(address_of(shared.aib, stage), warp, lane)
+        if cutlass.const_expr(outputs):
+            clear_behind(address_of(shared.p, stage), warp, lane)
     chunks = kernel.chunks(cuts)
     for turn in cutlass.range(group, chunks, tuning.inverters, unroll=1):
         gate, k = blackwell.Turn.consumer(turn, GATES), blackwell.Turn.consumer(turn, tuning.keys)
@@ -54,25 +61,25 @@ def invert(
         pipelines.gate.consumer_wait(gate)
         kkt, qk = hopper.wait(0, [kkt, qk])
         pipelines.k.consumer_release(k)
+        p_address = None
         if cutlass.const_expr(outputs):
             pipelines.q.consumer_release(k)
+            pipelines.p.producer_acquire(squares)
+            p_address = address_of(shared.p, squares.index)
         s_gate = shared.gate[None, None, gate.index]
         # Recompute the lane: otherwise ptxas keeps addresses live from turn to turn.
         lane = blackwell.lane_of_turn(turn)
-        r_a, p = form_rows(kkt, qk, s_gate, warp, lane)
+        # No warp reads the last chunk's blocks any more.
+        together.arrive_and_wait()
+        form_rows(kkt, qk, s_gate, scratch, 0, p_address, warp, lane)
         if cutlass.const_expr(outputs):
-            pipelines.p.producer_acquire(squares)
-            for pair, quad in enumerate(p):
-                hopper.store_matrices(
-                    address_of(shared.p, squares.index) + Lane(warp, lane).by_row(pair), quad
-                )
             cute.arch.fence_proxy("async.shared", space="cta")
             pipelines.p.producer_commit(squares)
-        lane = blackwell.lane_of_turn(turn)
-        blocks = invert_rows(r_a, scratch, warp, lane, together)
+        sm90_inverse.invert_diagonals(scratch, warp, lane)
         lane = blackwell.lane_of_turn(turn)
         pipelines.aib.producer_acquire(squares)
-        store_inverse(blocks, s_gate, address_of(shared.aib, squares.index), warp, lane)
+        address = address_of(shared.aib, squares.index)
+        merge(scratch, [s_gate], [address], warp, lane, together)
         cute.arch.fence_proxy("async.shared", space="cta")
         pipelines.aib.producer_commit(squares)
         pipelines.gate.consumer_release(gate)
@@ -81,149 +88,147 @@ def invert(
         pipelines.p.producer_tail_after(chunks)
 
 
+def barrier_of(group: Any) -> pipeline.NamedBarrier:
+    """That of a warpgroup of INVERT."""
+    return pipeline.NamedBarrier(barrier_id=group + Barrier.INVERT, num_threads=GROUP_WARPS * WARP)
+
+
+@cute.jit
+def clear_behind(address: cutlass.Int32, warp: cutlass.Int32, lane: cutlass.Int32) -> None:
+    """Write zeros to a warp's rows of a square, behind the diagonal block. Nothing else is written there."""
+    zero = I32(0)
+    for column in cutlass.range_constexpr(1, WARPS):
+        if column > warp:
+            hopper.store_matrices(address + Lane(warp, lane).by_row(column), (zero, zero, zero, zero))
+
+
 @cute.jit
 def form_rows(
-    kkt: list[Any], qk: list[Any], s_gate: cute.Tensor, warp: cutlass.Int32, lane: cutlass.Int32
-) -> tuple[cute.Tensor, list[hopper.Quad]]:
-    """A warp's rows of A and P, up to the diagonal block. A is not zero on and above its diagonal: the
-    inverse does not read it there."""
+    kkt: list[Any],
+    qk: list[Any],
+    s_gate: cute.Tensor,
+    scratch: Scratch,
+    head: cutlass.Constexpr,
+    p_address: Any,
+    warp: cutlass.Int32,
+    lane: cutlass.Int32,
+) -> None:
+    """Store a warp's rows of A for the inverse, and those of P, up to the diagonal block. A is not zero on
+    and above its diagonal: the inverse does not read it there."""
+    place = Place.create(scratch, head, warp, lane)
     rows = [triangle.fragment_row(warp, lane, half) for half in range(2)]
-    sums = [s_gate[Row.G_CU, row] for row in rows]
-    betas = [s_gate[Row.BETA, row] for row in rows]
-    r_a = cute.make_rmem_tensor(VALUES, F32)
-    put(r_a, kkt)
-    r_p = cute.make_rmem_tensor(VALUES // 2, cutlass.Int32)
-    r_p.fill(0)
-    # Row minus column of a thread's first value: of the others it differs by a constant.
-    below = triangle.fragment_row(warp, lane, 0) - triangle.fragment_column(lane, 0, 0)
-    for pair in cutlass.range_constexpr(CHUNK // 16):
+    sums = [s_gate[Gate.G_CU, row] for row in rows]
+    betas = [s_gate[Gate.BETA, row] for row in rows]
+    for pair in cutlass.range_constexpr(WARPS):
         if pair <= warp:
-            p = []
+            a, p = [], []
             for n in (2 * pair, 2 * pair + 1):
-                columns = pair_values(s_gate[Row.G_CU, None], lane, n)
+                columns = pair_values(s_gate[Gate.G_CU, None], lane, n)
                 for at in cutlass.range_constexpr(4 * n, 4 * n + 4):
                     half, j = at // 2 % 2, at % 2
                     factor = decay(sums[half] - columns[j], unit=LOG2)
+                    a.append(hopper.mul(hopper.mul(betas[half], kkt[at]), factor))
                     if cutlass.const_expr(len(qk) > 0):
-                        value = hopper.mul(qk[at], factor)
-                        kept = below >= 8 * n + j - 8 * half
-                        p.append(F32(cutlass.select_(kept, value, F32(0.0))))
-                    r_a[at] = hopper.mul(hopper.mul(betas[half], r_a[at]), factor)
-            put(r_p, [word for quad in hopper.quads_of(p) for word in quad], 4 * pair)
-    words = [r_p[at] for at in range(VALUES // 2)]
-    quads = [(words[at], words[at + 1], words[at + 2], words[at + 3]) for at in range(0, len(words), 4)]
-    return r_a, quads if cutlass.const_expr(len(qk) > 0) else []
+                        p.append(hopper.mul(qk[at], factor))
+            if cutlass.const_expr(len(qk) > 0):
+                quad = lower(hopper.quads_of(p)[0], pair == warp, lane)
+                hopper.store_matrices(p_address + Lane(warp, lane).by_row(pair), quad)
+            if pair < warp:
+                sm90_inverse.publish(sm90_inverse.rounded(a, scratch.parts), place.own(pair))
+            else:
+                sm90_inverse.scatter(a, scratch.s_diagonal[None, None, warp, head], lane)
+
+
+def lower(quad: hopper.Quad, diagonal: Any, lane: Any) -> hopper.Quad:
+    """A block of P, without what is above the diagonal if it is a diagonal one."""
+    below = triangle.fragment_row(0, lane, 0) - triangle.fragment_column(lane, 0, 0)
+    first = cutlass.select_(below >= 0, I32(0xFFFF), I32(0))
+    second = cutlass.select_(below >= 1, I32(-0x10000), I32(0))
+    kept = cutlass.select_(diagonal, first | second, I32(-1))
+    behind = cutlass.select_(diagonal, I32(0), I32(-1))
+    return quad[0] & kept, quad[1], quad[2] & behind, quad[3] & kept
 
 
 @cute.jit
-def invert_rows(
-    r_a: cute.Tensor,
-    scratch: inverse.Scratch,
+def merge(
+    scratch: Scratch,
+    gates: list[cute.Tensor],
+    addresses: list[Any],
     warp: cutlass.Int32,
     lane: cutlass.Int32,
     together: pipeline.NamedBarrier,
-) -> tuple[cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor]:
-    """`inverse.invert` by one code for all warps: with one for each, the instructions of a chunk are more
-    than the SM's caches of them hold. Returns a warp's blocks of Ai: the diagonal one; that before it, of
-    warps 1 and 3; the first two, of warps 2 and 3."""
-    r_rows = cute.make_tensor(r_a.iterator, cute.make_layout((inverse.VALUES, inverse.WARPS)))
-    s_diagonal = scratch.s_diagonal[None, None, warp]
-    r_left, r_first, r_second = (cute.make_rmem_tensor(inverse.VALUES, F32) for _ in range(3))
-    for r_block in (r_left, r_first, r_second):
-        r_block.fill(0.0)
+) -> None:
+    """Steps 1 and 2 of inverse.py behind `invert_diagonals`; store a warp's rows of Ai beta of each head, up
+    to the diagonal block."""
+    parts = scratch.parts
+    r_left = cute.make_rmem_tensor((4, parts, scratch.heads), I32)
+    own, places = [], []
+    for head in cutlass.range_constexpr(scratch.heads):
+        place = Place.create(scratch, head, warp, lane)
+        x = sm90_inverse.diagonal_of(scratch, head, warp, lane)
+        store_block(x, gates[head], addresses[head], warp, warp, lane)
+        diagonal = sm90_inverse.rounded(x, parts)
+        if warp < WARPS - 1:
+            sm90_inverse.publish(diagonal, place.own(warp))
+        own.append(sm90_inverse.negated(diagonal))
+        places.append(place)
+        keep(r_left, head, own[head])
     together.arrive_and_wait()
-    for column in cutlass.range_constexpr(inverse.WARPS):
-        if warp == column:
-            inverse.scatter(r_rows[None, column], s_diagonal, lane)
-        if column < warp:
-            rounded = inverse._rounded(r_rows[None, column], scratch.parts)
-            inverse._publish(rounded, scratch, warp, column, lane)
-    r_diagonal = inverse._invert_diagonal(s_diagonal, lane, scratch.packed)
-    own = inverse._rounded(r_diagonal, scratch.parts)
-    if warp < inverse.WARPS - 1:
-        inverse._publish(own, scratch, warp, warp, lane)
-    together.arrive_and_wait()
-    negated = inverse._negated(own)
     if warp % 2 == 1:
-        r_product = inverse._product([negated], [inverse._operand(scratch, warp, warp - 1, lane)])
-        before = inverse._operand(scratch, warp - 1, warp - 1, lane)
-        r_merged = inverse._product([inverse._rounded(r_product, scratch.parts)], [before])
-        inverse._assign(r_left, r_merged)
-        if warp == 1:
-            inverse._publish(inverse._rounded(r_merged, scratch.parts), scratch, 0, 1, lane)
+        for head in cutlass.range_constexpr(scratch.heads):
+            place = places[head]
+            first = sm90_inverse.product(own[head], sm90_inverse.right(place.own(warp - 1), parts))
+            before = sm90_inverse.right(place.row - BLOCK_BYTES, parts)  # X[w-1,w-1]
+            x = sm90_inverse.product(sm90_inverse.rounded(first, parts), before)
+            store_block(x, gates[head], addresses[head], warp, warp - 1, lane)
+            left = sm90_inverse.rounded(x, parts)
+            if warp == 1:
+                sm90_inverse.publish(left, place.block(X10))
+            keep(r_left, head, sm90_inverse.negated(left))
     together.arrive_and_wait()
     if warp >= 2:
-        # The left factors of columns 2 and 3; warp 2 has none of column 3.
-        third = warp == 3
-        left = inverse._negated(inverse._rounded(r_left, scratch.parts))
-        factors = [chosen(third, left, negated), chosen(third, negated, None)]
-        products = [
-            inverse._rounded(
-                inverse._product(factors, [inverse._operand(scratch, row, column, lane) for row in (2, 3)]),
-                scratch.parts,
-            )
-            for column in range(2)
-        ]
-        first = [inverse._operand(scratch, 0, 0, lane), inverse._operand(scratch, 0, 1, lane)]
-        inverse._assign(r_first, inverse._product(products, first))
-        inverse._assign(r_second, inverse._product(products[1:], [inverse._operand(scratch, 1, 1, lane)]))
-    return r_diagonal, r_left, r_first, r_second
+        for head in cutlass.range_constexpr(scratch.heads):
+            place = places[head]
+            left = [tuple(r_left[word, part, head] for word in range(4)) for part in range(parts)]
+            products = []
+            for column in cutlass.range_constexpr(2):
+                # A[2,c] and A[3,c] are blocks 3 + c and 6 + c.
+                x = sm90_inverse.product(left, sm90_inverse.right(place.block(3 + column), parts))
+                r_sums = cute.make_rmem_tensor(BLOCK_VALUES, F32)
+                put(r_sums, x)
+                if warp == WARPS - 1:
+                    factor = sm90_inverse.right(place.block(6 + column), parts)
+                    put(r_sums, sm90_inverse.product(own[head], factor, x))
+                products.append(sm90_inverse.rounded([r_sums[at] for at in range(BLOCK_VALUES)], parts))
+            x00, x10, x11 = (sm90_inverse.right(place.block(number), parts) for number in (0, X10, 2))
+            x = sm90_inverse.product(products[1], x10, sm90_inverse.product(products[0], x00))
+            store_block(x, gates[head], addresses[head], warp, 0, lane)
+            x = sm90_inverse.product(products[1], x11)
+            store_block(x, gates[head], addresses[head], warp, 1, lane)
 
 
-def chosen(condition: Any, one: inverse.Operand, other: inverse.Operand | None) -> inverse.Operand:
-    """`one` if the condition holds, else `other`, or zeros."""
-    parts = []
-    for number, r_one in enumerate(one):
-        r_part = cute.make_rmem_tensor(inverse.VALUES, cutlass.Float16)
-        words, ones = (cute.recast_tensor(x, cutlass.Int32) for x in (r_part, r_one))
-        others = None if other is None else cute.recast_tensor(other[number], cutlass.Int32)
-        for at in range(inverse.VALUES // 2):
-            instead = cutlass.Int32(0) if others is None else others[at]
-            words[at] = cutlass.Int32(cutlass.select_(condition, ones[at], instead))
-        parts.append(r_part)
-    return tuple(parts)
+def keep(r_words: cute.Tensor, head: int, operand: sm90_inverse.Operand) -> None:
+    for part, quad in enumerate(operand):
+        for word in range(4):
+            r_words[word, part, head] = quad[word]
 
 
-@cute.jit
-def store_inverse(
-    blocks: tuple[cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor],
-    s_gate: cute.Tensor,
-    address: cutlass.Int32,
-    warp: cutlass.Int32,
-    lane: cutlass.Int32,
-) -> None:
-    """Write a warp's rows of Ai beta from its blocks of Ai, and zeros behind them."""
-    diagonal, left, first, second = blocks
-    for column in cutlass.range_constexpr(1, inverse.WARPS):
-        if column > warp:
-            zero = cutlass.Int32(0)
-            hopper.store_matrices(address + Lane(warp, lane).by_row(column), (zero, zero, zero, zero))
-    store_block(diagonal, s_gate, address, warp, warp, lane)
-    if warp % 2 == 1:
-        store_block(left, s_gate, address, warp, warp - 1, lane)
-    if warp >= 2:
-        store_block(first, s_gate, address, warp, 0, lane)
-        store_block(second, s_gate, address, warp, 1, lane)
-
-
-def store_block(
-    r_block: cute.Tensor, s_gate: cute.Tensor, address: Any, warp: Any, column: Any, lane: Any
-) -> None:
+def store_block(values: list[Any], s_gate: cute.Tensor, address: Any, warp: Any, column: Any, lane: Any) -> None:
     """Write a block of Ai beta, 16 x 16."""
-    betas = [beta for n in range(2) for beta in pair_values(s_gate[Row.BETA, None], lane, 2 * column + n)]
-    scaled = [hopper.mul(r_block[at], betas[at // 4 * 2 + at % 2]) for at in range(inverse.VALUES)]
+    betas = [beta for n in range(2) for beta in pair_values(s_gate[Gate.BETA, None], lane, 2 * column + n)]
+    scaled = [hopper.mul(values[at], betas[at // 4 * 2 + at % 2]) for at in range(BLOCK_VALUES)]
     hopper.store_matrices(address + Lane(warp, lane).by_row(column), hopper.quads_of(scaled)[0])
+
+
+def pair_values(s_vector: cute.Tensor, lane: Any, n: Any) -> list[Any]:
+    """Those of columns 8 n + 2 (lane % 4) and + 1."""
+    r_pair = triangle.pair_of(s_vector, lane, n)
+    return [r_pair[0], r_pair[1]]
 
 
 def column_values(s_vector: cute.Tensor, lane: Any) -> list[Any]:
     """The numbers of a thread's columns, 8 n + 2 (lane % 4) and + 1."""
     return [value for n in range(CHUNK // 8) for value in pair_values(s_vector, lane, n)]
-
-
-def pair_values(s_vector: cute.Tensor, lane: Any, n: int) -> list[Any]:
-    """Those of columns 8 n + 2 (lane % 4) and + 1."""
-    r_pair = triangle.pair_of(s_vector, lane, n)
-    return [r_pair[0], r_pair[1]]
 
 
 def put(r_values: cute.Tensor, values: list[Any], first: int = 0) -> None:

@@ -24,26 +24,36 @@ from gdnbench_kernels.plan import Buffer, KernelPlan, Pipeline, Sync
 KEY_BYTES, SQUARE_BYTES = 2 * CHUNK * HEAD_DIM, 2 * CHUNK * CHUNK
 
 
+INVERTERS = 3
+WARP_ROWS = CHUNK // GROUP_WARPS
+"""Rows of a square that a warp stores."""
+
+
 class SquareRole(IntEnum):
     """First warp of each role of kernel_sm90_squares.py."""
 
     INVERT = 0
-    GATE = GROUP_WARPS
-    LOAD = GROUP_WARPS + SCANNERS
-    STORE = GROUP_WARPS + SCANNERS + 1
+    GATE = GROUP_WARPS * INVERTERS
+    LOAD = GATE + SCANNERS
+    NONE = GATE + SCANNERS + 1
 
 
 @dataclass(frozen=True, slots=True)
 class SquareTuning:
     """Of kernel_sm90_squares.py; the parameters do not change the result."""
 
-    ctas_per_sm: int = 3
-    keys: int = 1  # stages of K and of Q
-    squares: int = 1
-    invert_registers: int = 120
+    inverters: int = INVERTERS  # warpgroups of INVERT, which take works in turn
+    invert_registers: int = 152
     other_registers: int = 40
 
-    inverters = 1
+    def groups(self, split: bool) -> int:
+        """Warpgroups of INVERT that have memory: with `split` the inverse exchanges twice as much."""
+        return min(self.inverters, 2) if split else self.inverters
+
+
+def heads_of_work(heads: int, value_heads: int) -> int:
+    """Value heads that have their squares together: they share a key head."""
+    return 2 if value_heads // heads % 2 == 0 else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,48 +84,45 @@ PREPARED = {
 """By slices."""
 
 
-def planned_squares(tuning: SquareTuning, split: bool) -> KernelPlan:
-    """The plan of kernel_sm90_squares.py. With `split` the inverse exchanges twice as much."""
-    keys, square = (CHUNK, HEAD_DIM), (CHUNK, CHUNK)
+def planned_squares(tuning: SquareTuning, split: bool, together: int) -> KernelPlan:
+    """The plan of kernel_sm90_squares.py for so many value heads of a work."""
+    keys, groups = (CHUNK, HEAD_DIM), tuning.groups(split)
+    gates, tiles = 2 * groups, GROUP_WARPS * groups * together
     return KernelPlan(
         name="chunk_squares_sm90",
         roles=SquareRole,
-        warps={"INVERT": GROUP_WARPS, "GATE": SCANNERS, "LOAD": 1, "STORE": 1},
+        warps={"INVERT": GROUP_WARPS * INVERTERS, "GATE": SCANNERS, "LOAD": 1, "NONE": 1},
         does={
-            "INVERT": "products 1 and 2, Ai beta, P",
-            "GATE": "a chunk each warp: scans g; g_cu and beta into SMEM",
+            "INVERT": "a work each four warps: products 1 and 2, P, Ai beta, and their stores",
+            "GATE": "a value head each warp: scans g; g_cu and beta into SMEM",
             "LOAD": "TMA of K and Q; zeros in K past the end of the sequence",
-            "STORE": "squares to global memory",
+            "NONE": "nothing",
         },
         smem=(
-            Buffer("s_k", keys, "bfloat16", K_MAJOR, tuning.keys),
-            Buffer("s_q", keys, "bfloat16", K_MAJOR, tuning.keys),
-            Buffer("s_aib", square, "bfloat16", f"{K_MAJOR}: Ai beta_j", tuning.squares),
-            Buffer("s_p", square, "bfloat16", K_MAJOR, tuning.squares),
-            Buffer("s_gate", (4, CHUNK), "float32", "a row for each of GATE's", GATES, align=128),
-            *inverse_buffers(split),
+            Buffer("s_k", keys, "bfloat16", K_MAJOR, groups),
+            Buffer("s_q", keys, "bfloat16", K_MAJOR, groups),
+            Buffer("s_squares", (WARP_ROWS, CHUNK), "bfloat16", "row = token, SW128; a tile a warp", tiles),
+            Buffer("s_gate", (2, CHUNK), "float32", "g_cu, beta of a value head", gates * together, 128),
+            Buffer("s_work", (1,), "int32", "the number of a work", gates, 128),
+            *inverse_buffers(split, groups * together),
         ),
         tmem=(),
         pipelines=(
-            Pipeline("k", tuning.keys, "LOAD", 1, "INVERT warp", GROUP_WARPS, KEY_BYTES),
-            Pipeline("q", tuning.keys, "LOAD", 1, "INVERT warp", GROUP_WARPS, KEY_BYTES),
+            Pipeline("k", groups, "LOAD", 1, "INVERT warp", GROUP_WARPS, KEY_BYTES),
+            Pipeline("q", groups, "LOAD", 1, "INVERT warp", GROUP_WARPS, KEY_BYTES),
             Pipeline("tail_k", 1, "LOAD", 1, "nobody", 1, KEY_BYTES),
-            Pipeline("gate", GATES, "GATE", 1, "INVERT warp", GROUP_WARPS),
-            Pipeline("aib", tuning.squares, "INVERT warp", GROUP_WARPS, "STORE", 1),
-            Pipeline("p", tuning.squares, "INVERT warp", GROUP_WARPS, "STORE", 1),
+            Pipeline("gate", gates, "GATE warp", together, "INVERT warp", GROUP_WARPS),
         ),
         syncs=(
             Sync("fence.mbarrier_init, barrier of the CTA", "all", "mbarriers before their use"),
             Sync("setmaxnreg", "all", "increases wait for the others' decrease"),
             Sync("tail pipeline", "LOAD", "K has landed before zeros are stored"),
             Sync("fence.proxy.async", "LOAD", "zeros written before products read them"),
-            Sync("barrier INVERT", "INVERT", "exchanges within the inverse: inverse.py"),
+            Sync("barrier INVERT", "INVERT", "exchanges within the inverse: sm90_inverse.py"),
             Sync("fence.proxy.async", "INVERT", "squares written before TMA reads them"),
-            Sync("bulk wait_group.read", "STORE", "the TMA store has read a square before its release"),
-            Sync("bulk wait_group", "STORE", "squares stored before the CTA ends"),
-            Sync("producer_tail", "each producer", "no arrival after the CTA ends"),
+            Sync("bulk wait_group.read", "INVERT warp", "TMA has read the warp's rows before the next"),
+            Sync("bulk wait_group", "INVERT warp", "squares stored before the CTA ends"),
         ),
-        ctas_per_sm=tuning.ctas_per_sm if not split else 2,
     )
 
 

@@ -12,8 +12,8 @@ from cutlass.cute.nvgpu import cpasync
 
 from gdnbench_kernels import blackwell
 from gdnbench_kernels.delta_prefill.fused_tiles import WorkTile
-from gdnbench_kernels.gdn_prefill import inverse
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
+from gdnbench_kernels.gdn_prefill.sm90_inverse import Scratch
 from gdnbench_kernels.plan import KernelPlan
 
 BF16 = cutlass.BFloat16
@@ -200,24 +200,7 @@ class Lane:
         return 128 * row + 16 * (column ^ self.lane % 8) + 2048 * pair
 
 
-def allocate_scratch(plan: KernelPlan, smem: Any, split: bool) -> inverse.Scratch:
-    """The memory of the first warpgroup's inverse; that of others follows."""
-    count = sum(buffer.name.startswith("s_diagonal") for buffer in plan.smem)
-    made = [inverse.Scratch.allocate(smem, split, packed=False) for _ in range(count)]
-    return made[0]
-
-
-def scratch_of_group(first: inverse.Scratch, group: cutlass.Int32) -> inverse.Scratch:
-    """The memory of a warpgroup's inverse."""
-    size = sum(buffer.bytes for buffer in inverse.buffers(first.parts > 1))
-    blocks, diagonal = first.s_blocks, first.s_diagonal
-    # A pointer that moves at run time keeps no swizzle.
-    address = blocks.iterator.toint() + group * size
-    plain = cute.make_ptr(cutlass.Float16, address, cute.AddressSpace.smem, assumed_align=128)
-    swizzled = cute.recast_ptr(plain, cute.make_swizzle(3, 4, 3))
-    return inverse.Scratch(
-        cute.make_tensor(swizzled, blocks.layout),
-        cute.make_tensor((diagonal.iterator + group * (size // 4)).align(128), diagonal.layout),
-        first.parts,
-        first.packed,
-    )
+def allocate_scratch(plan: KernelPlan, smem: Any, split: bool, heads: int = 1) -> Scratch:
+    """The memory of the inverses, of the first warpgroup."""
+    buffers = plan.buffer("s_blocks"), plan.buffer("s_diagonal")
+    return Scratch.allocate(smem, buffers, split, heads)
