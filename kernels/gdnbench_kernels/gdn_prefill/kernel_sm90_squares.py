@@ -212,27 +212,34 @@ class SquaresSm90:
         return number // (self.value_heads // self.together)
 
     @cute.jit
-    def following(self, slots: Slots, number: cutlass.Int32, sequence: cutlass.Int32) -> Place:
-        """The CTA's first work from `number` on that has a chunk, not of a sequence before `sequence`; if
-        there is none, a number past the last work. A whole warp calls this."""
-        works = self.works(slots)
+    def following(self, slots: Slots, place: Place) -> Place:
+        """The CTA's next work that has a chunk; if there is none, the same tokens with a number past the last
+        work. A whole warp calls this."""
+        works, number, sequence = self.works(slots), place.number, place.sequence
         token, stop = I32(0), I32(0)
         while (number < works) & (token >= stop):
-            slot = self.slot(number)
-            sequence = sequence_of(slots, slot, sequence)
-            start, stop = slots.cu_seqlens[sequence], slots.cu_seqlens[sequence + 1]
-            token = start + CHUNK * (slot - slot_of(slots.cu_seqlens[0], sequence, start))
-            if token >= stop:
-                number = number + cute.arch.grid_dim()[0]
+            number = number + cute.arch.grid_dim()[0]
+            if number < works:
+                slot = self.slot(number)
+                sequence = sequence_of(slots, slot, sequence)
+                start, stop = slots.cu_seqlens[sequence], slots.cu_seqlens[sequence + 1]
+                token = start + CHUNK * (slot - slot_of(slots.cu_seqlens[0], sequence, start))
+        found = token < stop
+        token = cutlass.select_(found, token, place.token)
+        stop = cutlass.select_(found, stop, place.stop)
         return Place(number, sequence, token, stop)
+
+    def before(self) -> Place:
+        """Before the CTA's first work, with a token that there is."""
+        return Place(cute.arch.block_idx()[0] - cute.arch.grid_dim()[0], I32(0), I32(0), I32(1))
 
     @cute.jit
     def load(self, slots: Slots, pipelines: Pipelines, shared: Shared, tma: Tma) -> None:
         """Load K and Q of each work. Past the end of a sequence, rows of Q affect only rows of P that no row
         of o needs; rows of K would affect others, so they are zeroed."""
         done, tails = I32(0), I32(0)
-        works, step = self.works(slots), cute.arch.grid_dim()[0]
-        place = self.following(slots, cute.arch.block_idx()[0], I32(0))
+        works = self.works(slots)
+        place = self.following(slots, self.before())
         while place.number < works:
             length = place.stop - place.token
             head = self.first_head(place.number) // (self.value_heads // self.heads)
@@ -245,7 +252,7 @@ class SquaresSm90:
             tma.q.load(pipelines.q, k, shared.q, place.token, head)
             tails = tails + is_tail(length)
             done = done + 1
-            place = self.following(slots, place.number + step, place.sequence)
+            place = self.following(slots, place)
 
     @cute.jit
     def scan_gates(
@@ -256,45 +263,70 @@ class SquaresSm90:
         gates: tuple[cute.Tensor, cute.Tensor],
         part: cutlass.Int32,
     ) -> None:
-        """Scan the gates of value head number `part` of each work. Lane l has tokens 2l and 2l + 1. Past the
-        end of the sequence g and beta are 0. A chunk's g and beta are loaded before those of the last one are
-        used."""
-        lane = cute.arch.lane_idx()
-        r_g, r_beta, r_sum, r_next_g, r_next_beta = (cute.make_rmem_tensor((2,), F32) for _ in range(5))
-        for r_next in (r_next_g, r_next_beta):
-            r_next.fill(0.0)
-        done = I32(0)
-        works, step = self.works(slots), cute.arch.grid_dim()[0]
-        place = self.following(slots, cute.arch.block_idx()[0], I32(0))
-        if place.number < works:
-            head = self.first_head(place.number) + part
-            read_gates(place.token + 2 * lane, place.stop, head, gates, (r_next_g, r_next_beta))
+        """Scan the gates of value head number `part` of each work. Those of two works are loaded before the
+        ones before them are scanned: memory takes longer than a scan."""
+        one, other = ([cute.make_rmem_tensor((2,), F32) for _ in range(2)] for _ in range(2))
+        done, works = I32(0), self.works(slots)
+        place = self.following(slots, self.before())
+        self.read_gates(place, gates, part, one)
+        second = self.following(slots, place)
+        self.read_gates(second, gates, part, other)
         while place.number < works:
-            for j in cutlass.range_constexpr(2):
-                inside = place.token + 2 * lane + j < place.stop
-                r_g[j] = cutlass.select_(inside, r_next_g[j], F32(0.0))
-                r_beta[j] = cutlass.select_(inside, r_next_beta[j], F32(0.0))
-            number = place.number
-            place = self.following(slots, number + step, place.sequence)
-            if place.number < works:
-                head = self.first_head(place.number) + part
-                read_gates(place.token + 2 * lane, place.stop, head, gates, (r_next_g, r_next_beta))
-            scan(r_g, r_sum, lane, LOG2)
-            gate = blackwell.Turn.producer(done, 2 * self.groups)
-            pipelines.gate.producer_acquire(gate)
-            s_gate = shared.gate[None, None, gate.index * self.together + part]
-            for j in cutlass.range_constexpr(2):
-                s_gate[Gate.G_CU, 2 * lane + j], s_gate[Gate.BETA, 2 * lane + j] = r_sum[j], r_beta[j]
-            if part == 0:
-                shared.work[gate.index] = number
-            pipelines.gate.producer_commit(gate)
+            self.scan_work(place, one, pipelines, shared, part, done)
+            place = self.following(slots, second)
+            self.read_gates(place, gates, part, one)
             done = done + 1
+            if second.number < works:
+                self.scan_work(second, other, pipelines, shared, part, done)
+                second = self.following(slots, place)
+                self.read_gates(second, gates, part, other)
+                done = done + 1
         for group in cutlass.range(self.groups, unroll=1):
             gate = blackwell.Turn.producer(done + group, 2 * self.groups)
             pipelines.gate.producer_acquire(gate)
             if part == 0:
                 shared.work[gate.index] = NONE
             pipelines.gate.producer_commit(gate)
+
+    def read_gates(
+        self,
+        place: Place,
+        gates: tuple[cute.Tensor, cute.Tensor],
+        part: cutlass.Int32,
+        r_gates: list[cute.Tensor],
+    ) -> None:
+        """Load g and beta of a work, or behind the last one some: that costs less than a branch. Lane l has
+        tokens 2l and 2l + 1."""
+        head, lane = self.first_head(place.number) + part, cute.arch.lane_idx()
+        read_gates(place.token + 2 * lane, place.stop, head, gates, tuple(r_gates))
+
+    @cute.jit
+    def scan_work(
+        self,
+        place: Place,
+        r_gates: list[cute.Tensor],
+        pipelines: Pipelines,
+        shared: Shared,
+        part: cutlass.Int32,
+        done: cutlass.Int32,
+    ) -> None:
+        """Scan g of a work, and hand over its number, g_cu and beta. Past the end of the sequence g and beta
+        are 0."""
+        lane = cute.arch.lane_idx()
+        r_g, r_beta, r_sum = (cute.make_rmem_tensor((2,), F32) for _ in range(3))
+        for j in cutlass.range_constexpr(2):
+            inside = place.token + 2 * lane + j < place.stop
+            r_g[j] = cutlass.select_(inside, r_gates[0][j], F32(0.0))
+            r_beta[j] = cutlass.select_(inside, r_gates[1][j], F32(0.0))
+        scan(r_g, r_sum, lane, LOG2)
+        gate = blackwell.Turn.producer(done, 2 * self.groups)
+        pipelines.gate.producer_acquire(gate)
+        s_gate = shared.gate[None, None, gate.index * self.together + part]
+        for j in cutlass.range_constexpr(2):
+            s_gate[Gate.G_CU, 2 * lane + j], s_gate[Gate.BETA, 2 * lane + j] = r_sum[j], r_beta[j]
+        if part == 0:
+            shared.work[gate.index] = place.number
+        pipelines.gate.producer_commit(gate)
 
     @cute.jit
     def invert(

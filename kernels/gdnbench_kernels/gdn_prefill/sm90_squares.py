@@ -213,7 +213,9 @@ def keep(r_words: cute.Tensor, head: int, operand: sm90_inverse.Operand) -> None
             r_words[word, part, head] = quad[word]
 
 
-def store_block(values: list[Any], s_gate: cute.Tensor, address: Any, warp: Any, column: Any, lane: Any) -> None:
+def store_block(
+    values: list[Any], s_gate: cute.Tensor, address: Any, warp: Any, column: Any, lane: Any
+) -> None:
     """Write a block of Ai beta, 16 x 16."""
     betas = [beta for n in range(2) for beta in pair_values(s_gate[Gate.BETA, None], lane, 2 * column + n)]
     scaled = [hopper.mul(values[at], betas[at // 4 * 2 + at % 2]) for at in range(BLOCK_VALUES)]
