@@ -55,7 +55,6 @@ import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 from cutlass.cute.nvgpu import warp as warp_ops
 
-from gdnbench_kernels import hopper
 from gdnbench_kernels.plan import WARP, Buffer
 
 SIZE = 64
@@ -88,12 +87,9 @@ class Scratch:
     s_blocks: cute.Tensor  # (row, column, part)
     s_diagonal: cute.Tensor  # (row, column, block), rows padded to PITCH
     parts: int
-    packed: bool = True
-    """Whether the GPU multiplies and adds two floats with one instruction, which negates no operand. Without
-    it s_diagonal holds A, not -A, and `invert` is that of sm90_squares.py."""
 
     @staticmethod
-    def allocate(smem: Any, split: bool = False, align: int = 128, packed: bool = True) -> Scratch:
+    def allocate(smem: Any, split: bool = False, align: int = 128) -> Scratch:
         """Allocate in the order of `buffers(split, align)`."""
         blocks, diagonal = buffers(split, align)
         s_blocks = smem.allocate_tensor(
@@ -105,7 +101,7 @@ class Scratch:
         s_diagonal = smem.allocate_tensor(
             cutlass.Float32, cute.make_layout((PITCH, BLOCK, WARPS)), diagonal.align
         )
-        return Scratch(s_blocks, s_diagonal, blocks.stages, packed)
+        return Scratch(s_blocks, s_diagonal, blocks.stages)
 
 
 @cute.jit
@@ -144,16 +140,7 @@ def _scatter_negated(r_block: cute.Tensor, s_block: cute.Tensor, lane: cutlass.I
 
 
 @cute.jit
-def scatter(r_block: cute.Tensor, s_block: cute.Tensor, lane: cutlass.Int32) -> None:
-    """Store a block for `_invert_diagonal` of a GPU that is not `packed`."""
-    for value in cutlass.range_constexpr(VALUES):
-        s_block[_place(value, lane)] = r_block[value]
-
-
-@cute.jit
-def _invert_diagonal(
-    s_block: cute.Tensor, lane: cutlass.Int32, packed: cutlass.Constexpr = True
-) -> cute.Tensor:
+def _invert_diagonal(s_block: cute.Tensor, lane: cutlass.Int32) -> cute.Tensor:
     """The fragment of (I + B)^-1, for the strictly lower -B in `s_block`; each warp computes its own."""
     # Lanes 16..31 repeat the work of lanes 0..15 and store nothing.
     mine = lane % BLOCK
@@ -168,13 +155,9 @@ def _invert_diagonal(
             cute.autovec_copy(s_quad, cute.local_tile(r_column, (QUAD,), (quad,)))
         # Rows in pairs: the first may be row j itself, where B is 0.
         for i in cutlass.range_constexpr((j + 1) // 2 * 2, BLOCK, 2):
-            if cutlass.const_expr(packed):
-                r_x[i], r_x[i + 1] = cute.arch.fma_packed_f32x2(
-                    (r_column[i], r_column[i + 1]), (r_x[j], r_x[j]), (r_x[i], r_x[i + 1])
-                )
-            else:
-                for row in cutlass.range_constexpr(max(i, j + 1), i + 2):
-                    r_x[row] = hopper.fma(-r_column[row], r_x[j], r_x[row])
+            r_x[i], r_x[i + 1] = cute.arch.fma_packed_f32x2(
+                (r_column[i], r_column[i + 1]), (r_x[j], r_x[j]), (r_x[i], r_x[i + 1])
+            )
     cute.arch.sync_warp()
     if lane < BLOCK:
         cute.autovec_copy(r_x, cute.local_tile(s_block[None, mine], (BLOCK,), (0,)))

@@ -161,7 +161,11 @@ class SquaresSm90:
         int32."""
         slots = Slots(cu_seqlens, cute.size(squares, mode=[0]))
         self.kernel(Tma.create(k, q, squares), (g, beta), slots).launch(
-            grid=(ctas, 1, 1), block=(self.plan.threads, 1, 1), min_blocks_per_mp=1, stream=stream
+            grid=(ctas, 1, 1),
+            block=(self.plan.threads, 1, 1),
+            min_blocks_per_mp=1,
+            use_pdl=True,
+            stream=stream,
         )
 
     @cute.kernel
@@ -175,6 +179,7 @@ class SquaresSm90:
         blackwell.prefetch((tma.k, tma.q, tma.squares), warp == role.LOAD)
         blackwell.init_barriers(pipelines, warp == role.LOAD)
         cute.arch.sync_threads()
+        blackwell.follow_launch()
         if warp < role.GATE:
             cute.arch.setmaxregister_increase(tuning.invert_registers)
             group = warp // GROUP_WARPS

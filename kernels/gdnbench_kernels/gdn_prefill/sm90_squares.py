@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The squares of a chunk, Ai beta and P, by a warpgroup; the INVERT role of kernel_sm90_fused.py. CuTe DSL."""
+"""The squares of a chunk, Ai beta and P, by a warpgroup; the INVERT role of kernel_sm90_fused.py.
+
+CuTe DSL.
+"""
 
 from __future__ import annotations
 
