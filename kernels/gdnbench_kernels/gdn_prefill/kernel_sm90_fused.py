@@ -6,7 +6,7 @@ K = V = 128, S the state before the chunk and h its rounding:
 
     g_cu  = cumsum(g)                                       summed in fp64, in units of log 2, rounded once
     A     = strict_lower(beta_i (K K^T)[i,j] exp(g_cu[i] - g_cu[j]))
-    Ai    = (I + A)^-1                                      inverse.py
+    Ai    = (I + A)^-1                                      sm90_inverse.py
     P     = lower((Q K^T)[i,j] exp(g_cu[i] - g_cu[j]))
     X     = V - exp(g_cu) K h^T
     V_new = (Ai beta_j) X
@@ -33,18 +33,16 @@ inverse, divided by the number of INVERT's warpgroups; the instructions that the
 
 With two slices:
 
-    SMEM          shape               dtype     layout
-    s_k           64 x 128, 4 stages  bfloat16  K-major, SW128; read as N-major too
-    s_q           64 x 128, 4 stages  bfloat16  K-major, SW128
-    s_v           64 x 64, 2 stages   bfloat16  row = token, SW128
-    s_aib         64 x 64, 2 stages   bfloat16  K-major, SW128: Ai beta_j
-    s_p           64 x 64, 2 stages   bfloat16  K-major, SW128
-    s_o           64 x 64, 2 stages   bfloat16  row = token, SW128
-    s_gate        4 x 64, 4 stages    float32   a row for each of GATE's
-    s_blocks      64 x 64             float16   rows contiguous, 128 B swizzle
-    s_diagonal    4 x 16 x 20         float32   columns contiguous, padded
-    s_blocks_1    64 x 64             float16   rows contiguous, 128 B swizzle
-    s_diagonal_1  4 x 16 x 20         float32   columns contiguous, padded
+    SMEM        shape                   dtype     layout
+    s_k         64 x 128, 4 stages      bfloat16  K-major, SW128; read as N-major too
+    s_q         64 x 128, 4 stages      bfloat16  K-major, SW128
+    s_v         64 x 64, 2 stages       bfloat16  row = token, SW128
+    s_aib       64 x 64, 2 stages       bfloat16  K-major, SW128: Ai beta_j
+    s_p         64 x 64, 2 stages       bfloat16  K-major, SW128
+    s_o         64 x 64, 2 stages       bfloat16  row = token, SW128
+    s_gate      4 x 64, 4 stages        float32   a row for each of GATE's
+    s_blocks    10 x 16 x 16, 2 stages  float16   16 x 16 blocks of 8 x 8
+    s_diagonal  4 x 16 x 20, 2 stages   float32   columns contiguous, padded
 
     role    warps   does
     STATE   0..3    64 rows of S each four warps, in registers; products 3 to 7
@@ -69,7 +67,7 @@ With two slices:
     setmaxnreg                               all            increases wait for the others' decrease
     tail pipelines                           LOAD           K, V have landed before zeros are stored
     fence.proxy.async                        LOAD           zeros written before products read them
-    barrier INVERT                           INVERT         exchanges within the inverse: inverse.py
+    barrier INVERT                           INVERT         exchanges within the inverse: sm90_inverse.py
     fence.proxy.async                        INVERT         s_aib, s_p written before products read them
     fence.proxy.async                        STATE          s_o written before TMA, s_v read before a load
     wgmma.wait_group                         INVERT, STATE  operands read before their release
@@ -77,7 +75,7 @@ With two slices:
     bulk wait_group                          STORE          o stored before the CTA ends
     producer_tail                            each producer  no arrival after the CTA ends
 
-512 threads, 227680 bytes of SMEM, 0 columns of TMEM, 1 CTA an SM
+512 threads, 221536 bytes of SMEM, 0 columns of TMEM, 1 CTA an SM
 
 sm90_plan.py makes these tables. Beyond beta 1 INVERT is one warpgroup, with 2 stages of s_blocks.
 

@@ -16,7 +16,42 @@ slot's sequence, GATE passes the number of each work on to INVERT beside its gat
 INVERT's warpgroups take works in turn. A warp stores its own rows of a square, P and later Ai beta from the
 same memory, so warps exchange nothing but the inverse's blocks.
 
-sm90_squares_plan.py has what a CTA allocates and signals.
+With two value heads a work and beta up to 1:
+
+    SMEM        shape                   dtype     layout
+    s_k         64 x 128, 3 stages      bfloat16  K-major, SW128
+    s_q         64 x 128, 3 stages      bfloat16  K-major, SW128
+    s_squares   16 x 64, 24 stages      bfloat16  row = token, SW128; a tile a warp
+    s_gate      2 x 64, 12 stages       float32   g_cu, beta of a value head
+    s_work      1, 6 stages             int32     the number of a work
+    s_blocks    10 x 16 x 16, 6 stages  float16   16 x 16 blocks of 8 x 8
+    s_diagonal  4 x 16 x 20, 6 stages   float32   columns contiguous, padded
+
+    role    warps   does
+    INVERT  0..11   a work each four warps: products 1 and 2, P, Ai beta, and their stores
+    GATE    12..13  a value head each warp: scans g; g_cu and beta into SMEM
+    LOAD    14      TMA of K and Q; zeros in K past the end of the sequence
+    NONE    15      nothing
+
+    pipeline  stages  full: arrivals        empty: arrivals
+    k         3       1 LOAD + 16384 bytes  4 INVERT warp
+    q         3       1 LOAD + 16384 bytes  4 INVERT warp
+    tail_k    1       1 LOAD + 16384 bytes  1 nobody
+    gate      6       2 GATE warp           4 INVERT warp
+
+    sync                                     who          orders
+    fence.mbarrier_init, barrier of the CTA  all          mbarriers before their use
+    setmaxnreg                               all          increases wait for the others' decrease
+    tail pipeline                            LOAD         K has landed before zeros are stored
+    fence.proxy.async                        LOAD         zeros written before products read them
+    barrier INVERT                           INVERT       exchanges within the inverse: sm90_inverse.py
+    fence.proxy.async                        INVERT       squares written before TMA reads them
+    bulk wait_group.read                     INVERT warp  TMA has read the warp's rows before the next
+    bulk wait_group                          INVERT warp  squares stored before the CTA ends
+
+512 threads, 215376 bytes of SMEM, 0 columns of TMEM, 1 CTA an SM
+
+sm90_squares_plan.py makes these tables. Beyond beta 1 two warpgroups of INVERT have work.
 
 Limits: those of kernel_sm90_fused.py; SB Hv < 2^31.
 """  # SPDX-License-Identifier: Apache-2.0
