@@ -132,9 +132,10 @@ class Shared:
     def allocate(plan: KernelPlan, smem: Any) -> Shared:
         """Allocate all buffers but the inverse's."""
         k, q, squares, gate, work = plan.smem[:5]
-        found = [blackwell.tiles(smem, buffer) for buffer in (k, q, squares)]
+        s_k, s_q, s_squares = (blackwell.tiles(smem, buffer) for buffer in (k, q, squares))
+        s_gate = blackwell.vectors(smem, gate)
         s_work = smem.allocate_tensor(I32, cute.make_layout(work.stages), work.align)
-        return Shared(*found, blackwell.vectors(smem, gate), s_work)
+        return Shared(s_k, s_q, s_squares, s_gate, s_work)
 
 
 @dataclass(frozen=True)
