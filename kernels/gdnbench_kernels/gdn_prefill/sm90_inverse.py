@@ -33,6 +33,10 @@ PART_BYTES = BLOCKS * BLOCK_BYTES
 X10 = BLOCKS - 1
 """Number of the block of X[1,0]."""
 
+ODD = 12
+"""Words from row 0 of a column to row 1, with one head: neither the 32 words that a warp scatters nor 8 quads
+of 8 columns share a bank."""
+
 Operand = list[hopper.Quad]
 """A thread's part of a block in fp16: [its rounding], or [its rounding, the rounding of the rest]."""
 
@@ -90,48 +94,84 @@ class Place:
         return self.row + BLOCK_BYTES * column
 
 
-def scatter(values: list[Any], s_block: cute.Tensor, lane: Any) -> None:
+def place(heads: int, value: int, lane: Any) -> tuple[Any, Any]:
+    """Where a fragment's element lies in its diagonal block: word of the column, column. With one head even
+    rows come first, and odd ones from ODD on."""
+    row, column = _place(value, lane)
+    return (row if heads > 1 else row % 2 * ODD + row // 2), column
+
+
+def scatter(values: list[Any], s_block: cute.Tensor, heads: int, lane: Any) -> None:
     """Store a diagonal block for `invert_diagonals`."""
     for value in range(VALUES):
-        s_block[_place(value, lane)] = values[value]
-
-
-@cute.jit
-def invert_diagonals(scratch: Scratch, warp: cutlass.Int32, lane: cutlass.Int32) -> None:
-    """Replace the strictly lower B in a warp's diagonal blocks by (I + B)^-1, of all heads. With one head,
-    lanes 16..31 repeat the work of lanes 0..15 and store nothing."""
-    mine = lane % BLOCK
-    head = lane // BLOCK if cutlass.const_expr(scratch.heads > 1) else 0
-    s_block = scratch.s_diagonal[None, None, warp, head]
-    x = [cutlass.select_(mine == i, F32(1.0), F32(0.0)) for i in range(BLOCK)]
-    r_column = cute.make_rmem_tensor(BLOCK, F32)
-    cute.arch.sync_warp()
-    for j in cutlass.range_constexpr(BLOCK - 1):
-        for quad in cutlass.range_constexpr((j + 1) // QUAD, BLOCK // QUAD):
-            s_quad = cute.local_tile(s_block[None, j], (QUAD,), (quad,))
-            cute.autovec_copy(s_quad, cute.local_tile(r_column, (QUAD,), (quad,)))
-        for row in cutlass.range_constexpr(j + 1, BLOCK):
-            x[row] = hopper.fma(-r_column[row], x[j], x[row])
-    cute.arch.sync_warp()
-    if cutlass.const_expr(scratch.heads > 1):
-        store_column(x, s_block[None, mine])
-    else:
-        if lane < BLOCK:
-            store_column(x, s_block[None, mine])
-    cute.arch.sync_warp()
-
-
-def store_column(x: list[Any], s_column: cute.Tensor) -> None:
-    r_x = cute.make_rmem_tensor(BLOCK, F32)
-    for row in range(BLOCK):
-        r_x[row] = x[row]
-    cute.autovec_copy(r_x, cute.local_tile(s_column, (BLOCK,), (0,)))
+        s_block[place(heads, value, lane)] = values[value]
 
 
 def diagonal_of(scratch: Scratch, head: int, warp: Any, lane: Any) -> list[Any]:
     """A thread's part of a warp's diagonal block of X."""
     s_block = scratch.s_diagonal[None, None, warp, head]
-    return [s_block[_place(value, lane)] for value in range(VALUES)]
+    return [s_block[place(scratch.heads, value, lane)] for value in range(VALUES)]
+
+
+@cute.jit
+def invert_diagonals(scratch: Scratch, warp: cutlass.Int32, lane: cutlass.Int32) -> None:
+    """Replace the strictly lower B in a warp's diagonal blocks by (I + B)^-1, of all heads. A lane has a
+    column of X."""
+    if cutlass.const_expr(scratch.heads > 1):
+        invert_two(scratch.s_diagonal[None, None, warp, lane // BLOCK], lane % BLOCK)
+    else:
+        invert_one(scratch.s_diagonal[None, None, warp, 0], lane % BLOCK, lane // BLOCK)
+
+
+@cute.jit
+def invert_two(s_block: cute.Tensor, mine: cutlass.Int32) -> None:
+    """Each half of a warp inverts a block of its own."""
+    x = [cutlass.select_(mine == i, F32(1.0), F32(0.0)) for i in range(BLOCK)]
+    r_column = cute.make_rmem_tensor(BLOCK, F32)
+    cute.arch.sync_warp()
+    for j in cutlass.range_constexpr(BLOCK - 1):
+        load_from(j + 1, s_block[None, j], r_column)
+        for row in cutlass.range_constexpr(j + 1, BLOCK):
+            x[row] = hopper.fma(-r_column[row], x[j], x[row])
+    cute.arch.sync_warp()
+    store_column(x, s_block[None, mine])
+    cute.arch.sync_warp()
+
+
+@cute.jit
+def invert_one(s_block: cute.Tensor, mine: cutlass.Int32, half: cutlass.Int32) -> None:
+    """The halves of a warp share a block: lanes 0..15 have the even rows, lanes 16..31 the odd ones."""
+    x = [cutlass.select_(mine - half == 2 * i, F32(1.0), F32(0.0)) for i in range(BLOCK // 2)]
+    s_half = cute.domain_offset((half * ODD, 0), s_block)
+    s_half = cute.make_tensor(s_half.iterator.align(4 * QUAD), s_half.layout)
+    r_column = cute.make_rmem_tensor(BLOCK // 2, F32)
+    cute.arch.sync_warp()
+    for j in cutlass.range_constexpr(BLOCK - 1):
+        at = j // 2
+        known = cute.arch.shuffle_sync(x[at], mine + j % 2 * BLOCK)  # x of row j
+        load_from(at + j % 2, s_half[None, j], r_column)
+        if cutlass.const_expr(j % 2 == 0):  # row j + 1, beside row j itself
+            next = hopper.fma(-r_column[at], known, x[at])
+            x[at] = cutlass.select_(half == 1, next, x[at])
+        for row in cutlass.range_constexpr(at + 1, BLOCK // 2):
+            x[row] = hopper.fma(-r_column[row], known, x[row])
+    cute.arch.sync_warp()
+    store_column(x, s_half[None, mine])
+    cute.arch.sync_warp()
+
+
+def load_from(first: int, s_column: cute.Tensor, r_column: cute.Tensor) -> None:
+    """Load a column from some row on, in whole quads."""
+    for quad in range(first // QUAD, cute.size(r_column) // QUAD):
+        s_quad = cute.local_tile(s_column, (QUAD,), (quad,))
+        cute.autovec_copy(s_quad, cute.local_tile(r_column, (QUAD,), (quad,)))
+
+
+def store_column(x: list[Any], s_column: cute.Tensor) -> None:
+    r_x = cute.make_rmem_tensor(len(x), F32)
+    for row, value in enumerate(x):
+        r_x[row] = value
+    cute.autovec_copy(r_x, cute.local_tile(s_column, (len(x),), (0,)))
 
 
 def rounded(values: list[Any], parts: int) -> Operand:

@@ -139,7 +139,7 @@ def form_rows(
             if pair < warp:
                 sm90_inverse.publish(sm90_inverse.rounded(a, scratch.parts), place.own(pair))
             else:
-                sm90_inverse.scatter(a, scratch.s_diagonal[None, None, warp, head], lane)
+                sm90_inverse.scatter(a, scratch.s_diagonal[None, None, warp, head], scratch.heads, lane)
 
 
 def lower(quad: hopper.Quad, diagonal: Any, lane: Any) -> hopper.Quad:
