@@ -74,6 +74,11 @@ class Tuning:
         return GROUPS // self.slices
 
     @property
+    def sparing(self) -> bool:
+        """Whether STATE orders its products so that they fit in few registers."""
+        return self.slices == 1
+
+    @property
     def threads_factor(self) -> int:
         """Warpgroups of the CTA, which start with equal registers, a multiple of 8."""
         return 8 * (self.groups + self.inverters + 1)

@@ -70,6 +70,7 @@ class PreparedTuning:
     other_registers: int = 0
 
     inverters = 0
+    sparing = False
 
     @property
     def groups(self) -> int:

@@ -71,6 +71,11 @@ def of_token(values: Any, at: int) -> Any:
     return values[at // 4 * 2 + at % 2]
 
 
+def scaled(values: list[Any], factors: Any) -> list[Any]:
+    """Each value times its token's factor."""
+    return [hopper.mul(value, of_token(factors, at)) for at, value in enumerate(values)]
+
+
 @cute.jit
 def recurrence(
     kernel: cutlass.Constexpr,
@@ -127,6 +132,9 @@ def read(
     k, gate = blackwell.Turn.consumer(turn, tuning.keys), blackwell.Turn.consumer(turn, GATES)
     v, squares = blackwell.Turn.consumer(turn, tuning.values), blackwell.Turn.consumer(turn, tuning.squares)
     left = registers.quads()
+    if kernel.outputs and before is not None and tuning.sparing:
+        store_o(kernel, pipelines, shared, before, turn - 1, 0, group, warp, scale)
+        before = None
     pipelines.k.consumer_wait(k)
     ks = hopper.product(None, left, (hopper.descriptor(address_of(shared.k, k.index)), KEY_STEPS))
     qs: list[Any] = []
@@ -140,7 +148,10 @@ def read(
     tokens, s_decays = Lane(warp, lane), shared.gate[Row.DECAY, None, gate.index]
     # Past the end of a sequence the sums are its last token's.
     factor = s_decays[CHUNK - 1]
-    (ks,) = hopper.wait(int(kernel.outputs), [ks])
+    if tuning.sparing:
+        ks, qs = hopper.wait(0, [ks, qs], left)
+    else:
+        (ks,) = hopper.wait(int(kernel.outputs), [ks])
     x: list[hopper.Quad] = []
     for pair in range(CHUNK // 16):
         words = hopper.load_transposed(address_of(shared.v, v.index, group) + tokens.by_token(pair))
@@ -148,24 +159,32 @@ def read(
             words = tuple(I32(cutlass.select_(work.is_map, I32(0), word)) for word in words)
         values = [value for word in words for value in hopper.widened(word)]
         decays = [decay for n in (2 * pair, 2 * pair + 1) for decay in pair_values(s_decays, lane, n)]
-        put(registers.decays, decays, len(decays) * pair)
+        if not tuning.sparing:
+            put(registers.decays, decays, len(decays) * pair)
         of = [hopper.fma(-of_token(decays, at), ks[16 * pair // 2 + at], values[at]) for at in range(8)]
         x += hopper.quads_of(of)
     pipelines.aib.consumer_wait(squares)
     aib = hopper.descriptor(address_of(shared.aib, squares.index))
     v_new = hopper.product(None, x, (aib, SQUARE_STEPS))
+    if kernel.outputs and tuning.sparing:
+        pipelines.q.consumer_release(k)
+        qs = scaled(qs, column_values(s_decays, lane))
     put(registers.rest, column_values(shared.gate[Row.REST, None, gate.index], lane))
     pipelines.gate.consumer_release(gate)
     # The next V is written through the async proxy: order this thread's reads before it.
     cute.arch.fence_proxy("async.shared", space="cta")
     pipelines.v.consumer_release(v)
     put(registers.s, [hopper.mul(value, factor) for value in values_of(registers.s)])
-    v_new, qs = hopper.wait(0, [v_new, qs], x, left)
+    if tuning.sparing:
+        (v_new,) = hopper.wait(0, [v_new], x)
+    else:
+        v_new, qs = hopper.wait(0, [v_new, qs], x, left)
     pipelines.aib.consumer_release(squares)
     put(registers.v_new, v_new)
     if kernel.outputs:
         put(registers.qs, qs)
-        pipelines.q.consumer_release(k)
+        if not tuning.sparing:
+            pipelines.q.consumer_release(k)
 
 
 def update(kernel: Any, pipelines: Pipelines, shared: Shared, registers: Registers, turn: Any) -> list[Any]:
@@ -173,7 +192,7 @@ def update(kernel: Any, pipelines: Pipelines, shared: Shared, registers: Registe
     tuning, outputs = kernel.tuning, kernel.outputs
     k, squares = blackwell.Turn.consumer(turn, tuning.keys), blackwell.Turn.consumer(turn, tuning.squares)
     v_new, s = values_of(registers.v_new), values_of(registers.s)
-    added = hopper.quads_of([hopper.mul(v_new[at], of_token(registers.rest, at)) for at in range(VALUES)])
+    added = hopper.quads_of(scaled(v_new, registers.rest))
     keys = address_of(shared.k, k.index)
     halves = []
     for half in range(2):
@@ -183,7 +202,9 @@ def update(kernel: Any, pipelines: Pipelines, shared: Shared, registers: Registe
     own: list[hopper.Quad] = []
     if outputs:
         own = hopper.quads_of(v_new)
-        read_q = [hopper.mul(registers.qs[at], of_token(registers.decays, at)) for at in range(VALUES)]
+        read_q = values_of(registers.qs)
+        if not tuning.sparing:
+            read_q = scaled(read_q, registers.decays)
         pipelines.p.consumer_wait(squares)
         p = hopper.descriptor(address_of(shared.p, squares.index))
         o = hopper.product(read_q, own, (p, SQUARE_STEPS))
