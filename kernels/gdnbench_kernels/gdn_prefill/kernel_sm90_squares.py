@@ -401,8 +401,7 @@ class SquaresSm90:
             self.wait_for_stores()
             # No warp reads the last chunk's blocks any more.
             together.arrive_and_wait()
-            for head in heads:
-                form_rows(kkt, qk, gates[head], scratch, head, addresses[head], warp, lane)
+            form_rows(kkt, qk, gates, scratch, addresses, warp, lane)
             self.store_squares(shared, tma, firsts, warp, P, number)
             sm90_inverse.invert_diagonals(scratch, warp, lane)
             lane = blackwell.lane_of_turn(done)

@@ -64,17 +64,16 @@ def invert(
         pipelines.gate.consumer_wait(gate)
         kkt, qk = hopper.wait(0, [kkt, qk])
         pipelines.k.consumer_release(k)
-        p_address = None
         if cutlass.const_expr(outputs):
             pipelines.q.consumer_release(k)
             pipelines.p.producer_acquire(squares)
-            p_address = address_of(shared.p, squares.index)
         s_gate = shared.gate[None, None, gate.index]
         # Recompute the lane: otherwise ptxas keeps addresses live from turn to turn.
         lane = blackwell.lane_of_turn(turn)
         # No warp reads the last chunk's blocks any more.
         together.arrive_and_wait()
-        form_rows(kkt, qk, s_gate, scratch, 0, p_address, warp, lane)
+        squares_p = [address_of(shared.p, squares.index)] if cutlass.const_expr(outputs) else []
+        form_rows(kkt, qk, [s_gate], scratch, squares_p, warp, lane)
         if cutlass.const_expr(outputs):
             cute.arch.fence_proxy("async.shared", space="cta")
             pipelines.p.producer_commit(squares)
@@ -109,37 +108,44 @@ def clear_behind(address: cutlass.Int32, warp: cutlass.Int32, lane: cutlass.Int3
 def form_rows(
     kkt: list[Any],
     qk: list[Any],
-    s_gate: cute.Tensor,
+    gates: list[cute.Tensor],
     scratch: Scratch,
-    head: cutlass.Constexpr,
-    p_address: Any,
+    addresses: list[Any],
     warp: cutlass.Int32,
     lane: cutlass.Int32,
 ) -> None:
-    """Store a warp's rows of A for the inverse, and those of P, up to the diagonal block. A is not zero on
-    and above its diagonal: the inverse does not read it there."""
-    place = Place.create(scratch, head, warp, lane)
+    """Store a warp's rows of A for the inverse, and those of P at `addresses`, of each head, up to the
+    diagonal block. A is not zero on and above its diagonal: the inverse does not read it there."""
+    heads = range(scratch.heads)
+    places = [Place.create(scratch, head, warp, lane) for head in heads]
     rows = [triangle.fragment_row(warp, lane, half) for half in range(2)]
-    sums = [s_gate[Gate.G_CU, row] for row in rows]
-    betas = [s_gate[Gate.BETA, row] for row in rows]
+    sums = [[s_gate[Gate.G_CU, row] for row in rows] for s_gate in gates]
+    betas = [[s_gate[Gate.BETA, row] for row in rows] for s_gate in gates]
     for pair in cutlass.range_constexpr(WARPS):
         if pair <= warp:
-            a, p = [], []
-            for n in (2 * pair, 2 * pair + 1):
-                columns = pair_values(s_gate[Gate.G_CU, None], lane, n)
-                for at in cutlass.range_constexpr(4 * n, 4 * n + 4):
-                    half, j = at // 2 % 2, at % 2
-                    factor = decay(sums[half] - columns[j], unit=LOG2)
-                    a.append(hopper.mul(hopper.mul(betas[half], kkt[at]), factor))
-                    if cutlass.const_expr(len(qk) > 0):
-                        p.append(hopper.mul(qk[at], factor))
-            if cutlass.const_expr(len(qk) > 0):
-                quad = lower(hopper.quads_of(p)[0], pair == warp, lane)
-                hopper.store_matrices(p_address + Lane(warp, lane).by_row(pair), quad)
-            if pair < warp:
-                sm90_inverse.publish(sm90_inverse.rounded(a, scratch.parts), place.own(pair))
-            else:
-                sm90_inverse.scatter(a, scratch.s_diagonal[None, None, warp, head], scratch.heads, lane)
+            for head in cutlass.range_constexpr(scratch.heads):
+                decays = decays_of(gates[head], sums[head], pair, lane)
+                if cutlass.const_expr(len(qk) > 0):
+                    p = [hopper.mul(qk[8 * pair + at], decays[at]) for at in range(BLOCK_VALUES)]
+                    quad = lower(hopper.quads_of(p)[0], pair == warp, lane)
+                    hopper.store_matrices(addresses[head] + Lane(warp, lane).by_row(pair), quad)
+                a = [
+                    hopper.mul(hopper.mul(betas[head][at // 2 % 2], kkt[8 * pair + at]), decays[at])
+                    for at in range(BLOCK_VALUES)
+                ]
+                if pair < warp:
+                    sm90_inverse.publish(sm90_inverse.rounded(a, scratch.parts), places[head].own(pair))
+                else:
+                    block = scratch.s_diagonal[None, None, warp, head]
+                    sm90_inverse.scatter(a, block, scratch.heads, lane)
+
+
+def decays_of(s_gate: cute.Tensor, sums: list[Any], pair: int, lane: Any) -> list[Any]:
+    """exp(g_cu[i] - g_cu[j]) of a thread's elements of a block; `sums` are g_cu of its rows."""
+    columns = [value for n in range(2) for value in pair_values(s_gate[Gate.G_CU, None], lane, 2 * pair + n)]
+    return [
+        decay(sums[at // 2 % 2] - columns[at // 4 * 2 + at % 2], unit=LOG2) for at in range(BLOCK_VALUES)
+    ]
 
 
 def lower(quad: hopper.Quad, diagonal: Any, lane: Any) -> hopper.Quad:
