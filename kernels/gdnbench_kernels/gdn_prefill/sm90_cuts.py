@@ -19,7 +19,7 @@ Cost = tuple[float, float]
 """Microseconds of a chunk of a CTA: where few SMs have one, and what is added where all have."""
 
 CHUNK_US: dict[bool, dict[int, Cost]] = {
-    False: {1: (3.8, 0.0), 2: (1.72, 0.08)},
+    False: {1: (2.6, 0.15), 2: (1.72, 0.08)},
     True: {1: (1.62, 0.62), 2: (0.95, 0.28)},
 }
 """By slices; True: with the squares in memory."""
