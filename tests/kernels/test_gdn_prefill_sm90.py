@@ -27,8 +27,8 @@ from gdnbench_kernels.gdn_prefill import kernel_sm90_fused
 from gdnbench_kernels.gdn_prefill.contract import OPERATION
 from gdnbench_kernels.gdn_prefill.params import PrefillParams
 from gdnbench_kernels.gdn_prefill.sm90_fused import launch_sm90
-from gdnbench_kernels.gdn_prefill.sm90_plan import Tuning, planned
-from gdnbench_kernels.gdn_prefill.sm90_sources import sm90_source
+from gdnbench_kernels.gdn_prefill.sm90_plan import WIDE, Tuning, planned
+from gdnbench_kernels.gdn_prefill.sm90_sources import TUNINGS, sm90_source
 from gdnbench_kernels.gdn_prefill.synth import synth
 from gdnbench_kernels.plan import SMEM_LIMIT
 from tests.subset import quick
@@ -95,7 +95,7 @@ def test_outputs(options: dict[str, Any]) -> None:
     assert_passes(synth(**{"heads": (1, 2), "initial_state": True} | options))
 
 
-@pytest.mark.slow  # two more programs
+@pytest.mark.slow  # three more programs
 def test_a_sequence_has_the_same_bits_on_any_ctas_by_any_plan() -> None:
     call = synth(**BATCH)
     usual = run(call)
@@ -103,6 +103,7 @@ def test_a_sequence_has_the_same_bits_on_any_ctas_by_any_plan() -> None:
     assert all_same(run(call, ctas=1), usual)
     assert all_same(run(call, replace(TUNING, inverters=1, keys=3)), usual)
     assert all_same(run(call, replace(TUNING, values=1, outputs=1), ctas=3), usual)
+    assert all_same(run(call, WIDE, ctas=2), usual)
 
 
 @pytest.mark.slow  # the race checker
@@ -123,8 +124,9 @@ def test_the_registers_of_a_cta_are_those_of_an_sm() -> None:
 
 
 @pytest.mark.parametrize("beta_max", [1.0, 2.0])
-def test_plans_fit(beta_max: float) -> None:
-    assert planned(TUNING.for_beta(beta_max), beta_max > 1).smem_bytes <= SMEM_LIMIT
+@pytest.mark.parametrize("slices", TUNINGS)
+def test_plans_fit(slices: int, beta_max: float) -> None:
+    assert planned(TUNINGS[slices].for_beta(beta_max), beta_max > 1).smem_bytes <= SMEM_LIMIT
 
 
 def test_the_header_quotes_the_plan() -> None:
@@ -134,9 +136,10 @@ def test_the_header_quotes_the_plan() -> None:
 
 @pytest.mark.skipif(shutil.which("ptxas") is None, reason="no ptxas")
 @pytest.mark.parametrize("beta_max", quick([1.0, 2.0], 0))
-def test_the_assembler_lets_products_overlap(beta_max: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize("slices", TUNINGS)
+def test_the_assembler_lets_products_overlap(slices: int, beta_max: float, tmp_path: Path) -> None:
     """It says so (C7510 and its like) where it makes each product wait for the one before. Nothing spills."""
-    made = program(sm90_source(1, 2, "float32", "float32", beta_max, TUNING), "sm_90a")
+    made = program(sm90_source(1, 2, "float32", "float32", beta_max, TUNINGS[slices]), "sm_90a")
     source, target = tmp_path / "prefill.ptx", tmp_path / "prefill.cubin"
     source.write_text(made.ptx)
     command = ["ptxas", "-arch=sm_90a", "-v", "-o", str(target), str(source)]

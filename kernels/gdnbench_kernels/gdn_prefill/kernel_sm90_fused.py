@@ -81,7 +81,8 @@ sm90_plan.py makes these tables. Beyond beta 1 INVERT is one warpgroup, with 2 s
 
 Stages of K, Q and of the squares are even where INVERT has two warpgroups: a warpgroup that never waits for
 some phases of a barrier takes a phase for the next but one. o of a chunk is handed over while product 3 of
-the next one runs. Products in flight do not cross a loop's end: ptxas would make all products wait.
+the next one runs; with one slice before it, to save registers (sm90_state.py). Products in flight do not
+cross a loop's end: ptxas would make all products wait.
 
 A last chunk of fewer than 64 tokens: past its end LOAD sets rows of K and V to zero, g and beta are 0, and
 the gate is the last token's. So A, X and V_new are 0 there, unless h is not finite. Q continues with the next

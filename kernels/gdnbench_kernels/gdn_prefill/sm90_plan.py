@@ -92,7 +92,7 @@ WIDE = Tuning(
     invert_registers=96,
     other_registers=32,
 )
-"""For CTAs that have all rows of a value head."""
+"""For CTAs that have all rows of a value head: with fewer registers than these ptxas makes products wait."""
 
 
 def roles_of(tuning: Tuning) -> Any:

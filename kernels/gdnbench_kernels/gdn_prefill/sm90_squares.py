@@ -143,9 +143,7 @@ def form_rows(
 def decays_of(s_gate: cute.Tensor, sums: list[Any], pair: int, lane: Any) -> list[Any]:
     """exp(g_cu[i] - g_cu[j]) of a thread's elements of a block; `sums` are g_cu of its rows."""
     columns = [value for n in range(2) for value in pair_values(s_gate[Gate.G_CU, None], lane, 2 * pair + n)]
-    return [
-        decay(sums[at // 2 % 2] - columns[at // 4 * 2 + at % 2], unit=LOG2) for at in range(BLOCK_VALUES)
-    ]
+    return [decay(sums[at // 2 % 2] - columns[at // 4 * 2 + at % 2], unit=LOG2) for at in range(BLOCK_VALUES)]
 
 
 def lower(quad: hopper.Quad, diagonal: Any, lane: Any) -> hopper.Quad:

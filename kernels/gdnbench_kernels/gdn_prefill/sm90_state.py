@@ -8,6 +8,11 @@ of each (hopper.py), so threads exchange no data. In a turn a warpgroup issues
     5. V_new^T = X^T (Ai beta)^T
     6. S += Vs^T K             two halves of the columns; behind them
     7. o^T = (exp(g_cu) Q S^T)^T + V_new^T P^T, which the next turn waits for
+
+Most live are S, its rounding, K S^T, Q S^T and X with exp(g_cu): some 210 registers with the rest. A
+`sparing` build has 192, or ptxas makes each product wait for the one before. It stores o before product 3 and
+waits for 4 with 3: then X takes the registers of S's rounding, and exp(g_cu) is read again for Q S^T. The two
+warpgroups of such a CTA fill one another's gaps.
 """  # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
