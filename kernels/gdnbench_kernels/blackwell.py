@@ -184,14 +184,6 @@ def prefetch(tensors: tuple[Tma, ...], mine: cutlass.Boolean) -> None:
             cpasync.prefetch_descriptor(tensor.atom)
 
 
-def follow_launch() -> None:
-    """For launches with `use_pdl`, which may start before the one in front has ended: all threads wait for
-    that, then let the next launch start, which waits in turn. So what is before this costs nothing, and
-    whoever waits finds all earlier work done."""
-    cute.arch.griddepcontrol_wait()
-    cute.arch.griddepcontrol_launch_dependents()
-
-
 def allocate_tmem(
     spec: plan.KernelPlan, smem: Any, allocator: IntEnum, barrier: IntEnum
 ) -> tuple[Any, cute.Pointer]:

@@ -118,6 +118,11 @@ def _in_place(text: str, values: list[Any], others: list[Any], kinds: list[str],
     return [F32(llvm.extractvalue(F32.mlir_type, found, [place])) for place in range(count)]
 
 
+def prefetch(address: Any) -> None:
+    """Start to bring the line of a global address into the L2 cache."""
+    llvm.inline_asm(None, [address.ir_value()], "prefetch.global.L2 [$0];", "l", has_side_effects=True)
+
+
 def _pure(kind: Any, text: str, constraints: str, *values: Any, ordered: bool = False) -> Any:
     """An instruction without side effects, which the compiler may move unless it is `ordered`."""
     operands = [x.ir_value() for x in values]

@@ -131,11 +131,10 @@ class Strip:
 @dataclass(frozen=True)
 class SegmentScan:
     """S_{j+1} = S_j M_j + B_j for `value_heads` value heads, through the segments of each sequence. `packed`:
-    two multiply-adds in an instruction. `follows`: the launch starts before the one in front has ended."""
+    two multiply-adds in an instruction."""
 
     value_heads: int
     packed: bool = True
-    follows: bool = False
 
     @cute.jit
     def __call__(
@@ -160,7 +159,6 @@ class SegmentScan:
             block=(PLAN.threads, 1, 1),
             min_blocks_per_mp=PLAN.ctas_per_sm,
             preferred_smem_carveout=ALL_SHARED,
-            use_pdl=self.follows,
             stream=stream,
         )
 
@@ -173,8 +171,6 @@ class SegmentScan:
         blackwell.prefetch((tma,), warp == Role.LOAD)
         blackwell.init_barriers(pipelines, warp == Role.LOAD)
         cute.arch.sync_threads()
-        if cutlass.const_expr(self.follows):
-            blackwell.follow_launch()
         strip = self.strip(cuts)
         if warp == Role.LOAD:
             self.load(strip, pipelines.m, s_m, tma)

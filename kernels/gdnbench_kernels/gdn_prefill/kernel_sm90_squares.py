@@ -200,7 +200,6 @@ class SquaresSm90:
             grid=(ctas, 1, 1),
             block=(self.plan.threads, 1, 1),
             min_blocks_per_mp=1,
-            use_pdl=True,
             stream=stream,
         )
 
@@ -215,7 +214,6 @@ class SquaresSm90:
         blackwell.prefetch((tma.k, tma.q, tma.squares), warp == role.LOAD)
         blackwell.init_barriers(pipelines, warp == role.LOAD)
         cute.arch.sync_threads()
-        blackwell.follow_launch()
         if warp < role.GATE:
             cute.arch.setmaxregister_increase(tuning.invert_registers)
             group = warp // GROUP_WARPS
@@ -226,7 +224,7 @@ class SquaresSm90:
         if (warp >= role.GATE) & (warp < role.GATE + self.together):
             self.scan_gates(slots, pipelines, shared, gates, warp - role.GATE)
         if warp == role.LOAD:
-            self.load(slots, pipelines, shared, tma)
+            self.load(slots, pipelines, shared, tma, gates)
 
     @property
     def together(self) -> int:
@@ -275,9 +273,17 @@ class SquaresSm90:
         return Place(cute.arch.block_idx()[0] - cute.arch.grid_dim()[0], I32(0), I32(0), I32(1))
 
     @cute.jit
-    def load(self, slots: Slots, pipelines: Pipelines, shared: Shared, tma: Tma) -> None:
+    def load(
+        self,
+        slots: Slots,
+        pipelines: Pipelines,
+        shared: Shared,
+        tma: Tma,
+        gates: tuple[cute.Tensor, cute.Tensor],
+    ) -> None:
         """Load K and Q of each work. Past the end of a sequence, rows of Q affect only rows of P that no row
-        of o needs; rows of K would affect others, so they are zeroed."""
+        of o needs; rows of K would affect others, so they are zeroed. LOAD is ahead of GATE, so it also
+        brings the gates into the cache."""
         done, tails = I32(0), I32(0)
         works = self.works(slots)
         place = self.following(slots, self.before())
@@ -291,6 +297,11 @@ class SquaresSm90:
             pipelines.q.producer_acquire(k)
             pipelines.q.arrive_and_expect_tx(k)
             tma.q.load(pipelines.q, k, shared.q, place.token, head)
+            for g_values in gates:
+                for j in cutlass.range_constexpr(2):
+                    token = cutlass.min(place.token + 2 * cute.arch.lane_idx() + j, place.stop - 1)
+                    at = cute.crd2idx((token, self.first_head(place.number)), g_values.layout)
+                    hopper.prefetch((g_values.iterator + at).toint())
             tails = tails + is_tail(length)
             done = done + 1
             place = self.following(slots, place)

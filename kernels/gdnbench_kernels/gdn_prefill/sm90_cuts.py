@@ -25,7 +25,7 @@ CHUNK_US: dict[bool, dict[int, Cost]] = {
 """By slices; True: with the squares in memory."""
 TRANSFER_US: dict[int, Cost] = {1: (0.9, 0.25), 2: (0.5, 0.2)}
 """The same without outputs."""
-SQUARE_US = 0.9
+SQUARE_US = 1.0
 """Of the squares of a chunk and value head, on an SM."""
 LAUNCH_US = 5.0
 """Of a launch: until its CTAs have their first chunks, and the last state's way to memory."""

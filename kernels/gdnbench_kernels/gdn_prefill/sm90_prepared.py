@@ -72,7 +72,6 @@ class Prepared(FusedSm90):
         blackwell.prefetch(tma.used(), warp == role.LOAD)
         blackwell.init_barriers(pipelines, warp == role.LOAD)
         cute.arch.sync_threads()
-        blackwell.follow_launch()
         if warp < role.GATE:
             if cutlass.const_expr(tuning.state_registers > 0):
                 cute.arch.setmaxregister_increase(tuning.state_registers)
@@ -140,11 +139,7 @@ class Prepared(FusedSm90):
         stream: cuda.CUstream,
     ) -> None:
         self.kernel(PreparedTma.of(tma, squares), gates, cuts, states, o, scale).launch(
-            grid=(ctas, 1, 1),
-            block=(self.plan.threads, 1, 1),
-            min_blocks_per_mp=1,
-            use_pdl=True,
-            stream=stream,
+            grid=(ctas, 1, 1), block=(self.plan.threads, 1, 1), min_blocks_per_mp=1, stream=stream
         )
 
 

@@ -135,7 +135,7 @@ def build_scan(value_heads: int) -> Build:
     from gdnbench_kernels.gdn_prefill.sm90_segments import CutScan
 
     of = Examples()
-    return CutScan(value_heads, packed=False, follows=True), (
+    return CutScan(value_heads, packed=False), (
         of.tensor("int32", of.offsets),
         slot_states(of, value_heads),
         slot_states(of, value_heads),
