@@ -60,7 +60,7 @@ def plans(slices: int) -> dict[str, KernelPlan]:
         "fused_sm90": planned(fused),
         "transfer_sm90": planned(cut),
         "segments_sm90": planned(cut),
-        "squares_sm90": planned_squares(SQUARES, False),
+        "squares_sm90": planned_squares(SQUARES, False, 2),
         "prepared_whole_sm90": planned_prepared(prepared),
         "prepared_transfer_sm90": planned_prepared(prepared, outputs=False),
         "prepared_outputs_sm90": planned_prepared(prepared),
