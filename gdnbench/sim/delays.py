@@ -17,6 +17,7 @@ findings for review are written, but off.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -248,9 +249,11 @@ def read_dump(path: Path) -> dict[str, Any]:
                 type(one["pc"]) is not int for one in points
             ):
                 raise TypeError(path)
+            if not re.fullmatch("[0-9a-f]+", entry["kernel_checksum"]):
+                raise ValueError(path)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InputError(f"{path} is no dump of CUTracer's delays: give a CUTRACER_DELAY_DUMP_PATH") from None
     return read
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,10 @@ def test_the_dump_of_other_machine_code() -> None:
         configuration(_delays(), _dump("LDTM.16dp256bit.x8 R4, tmem[UR9] ;"))
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"kernels": {"a": {}}}'])
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", '{"kernels": {"a": {}}}', "[" * 100_000, json.dumps(_dump("NOP ;")).replace("ab", "../x")],
+)
 def test_no_dump(tmp_path: Path, text: str) -> None:
     path = tmp_path / "dump.json"
     path.write_text(text)
