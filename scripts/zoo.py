@@ -22,6 +22,7 @@ this, but a package or a command could not be had here.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import json
 import os
@@ -35,7 +36,8 @@ import tempfile
 import time
 import tomllib
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -47,6 +49,7 @@ from gdnbench.cli.console import table
 from gdnbench.cli.pipes import leave_stdout
 from gdnbench.cli.statuses import INTERRUPTED
 from gdnbench.errors import BadInputError, Exit
+from gdnbench.whole_file import replace_text
 
 ROOT = Path(__file__).resolve().parents[1]
 ZOO = ROOT / "zoo"
@@ -224,7 +227,7 @@ def run_side(bug: Bug, which: str, folder: Path, again: bool, verbose: bool) -> 
     an equal side with an equal command, or `again`."""
     side = bug.sides[SIDES.index(which)]
     kept = folder / "outputs" / f"{_key(bug, side)}.json"
-    ran = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() and not again else None
+    ran = None if again else _kept(kept)
     if ran is None or ran["status"] == Exit.CANNOT_RUN:
         before = _processor_seconds()
         print(f"{bug.name}: {which} side", file=sys.stderr, flush=True)
@@ -240,10 +243,19 @@ def run_side(bug: Bug, which: str, folder: Path, again: bool, verbose: bool) -> 
             "seconds": _processor_seconds() - before,
             "lines": text.splitlines(),
         }
-        kept.write_text(json.dumps(ran, indent=1), encoding="utf-8")
+        replace_text(kept, json.dumps(ran, indent=1))
     if verbose:
         print("\n".join(ran["lines"]), file=sys.stderr)
     return judge(side, ran["status"], ran["lines"], bug.sides[0].finds, ran["seconds"])
+
+
+def _kept(path: Path) -> dict[str, Any] | None:
+    """What was kept of a side; None if nothing was, or if it cannot be read."""
+    try:
+        ran = json.loads(path.read_text(encoding="utf-8"))
+        return ran if {"status", "seconds", "lines"} <= ran.keys() else None
+    except (FileNotFoundError, ValueError, AttributeError):
+        return None
 
 
 def _key(bug: Bug, side: Side) -> str:
@@ -318,12 +330,27 @@ def describe(which: str, outcome: Outcome) -> str:
     return "found" if which == "bad" else "clean" if outcome.status == Exit.PASS else "not found"
 
 
+@contextmanager
+def _only_one(bug: Bug, folder: Path) -> Iterator[None]:
+    """Wait while another process runs this bug: its sides have one folder, which each run makes anew."""
+    locks = folder / "locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with (locks / bug.name).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"{bug.name}: waiting for another process that runs it", file=sys.stderr, flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def run_bug(bug: Bug, folder: Path, again: bool, verbose: bool) -> dict[str, Any]:
     """The result of a bug, as --json prints it."""
-    outcomes = {
-        which: run_side(bug, which, folder, again, verbose)
-        for which, _ in zip(SIDES, bug.sides, strict=False)
-    }
+    with _only_one(bug, folder):
+        outcomes = {
+            which: run_side(bug, which, folder, again, verbose)
+            for which, _ in zip(SIDES, bug.sides, strict=False)
+        }
     return {
         "name": bug.name,
         "why_not": bug.why_not,
@@ -427,6 +454,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run_all(bugs, options)
     except BadInputError as error:
         print(f"error: {error}", file=sys.stderr)
+        return Exit.BAD_INPUT
+    except OSError as error:  # such as no space left
+        print(f"error: {error.filename or options.folder}: {error.strerror or error}", file=sys.stderr)
         return Exit.BAD_INPUT
 
 

@@ -4,9 +4,11 @@ packages are made here; what comes from the package index runs in `scripts/zoo`.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -122,6 +124,34 @@ def test_other_expectations_do_not_run_it_again(tmp_path: Path, runs: Callable[[
     )
     assert (result["bad"]["wrong"], runs()) == ("nothing says '^race at line 3$'", 2)
     assert zoo.exit_status([result]) == Exit.MISMATCH
+
+
+def test_what_was_kept_in_part_is_made_again(tmp_path: Path, runs: Callable[[], int]) -> None:
+    bug = made(tmp_path)
+    zoo.run_bug(bug, tmp_path / "zoo", again=False, verbose=False)
+    first, _ = sorted((tmp_path / "zoo/outputs").iterdir())
+    first.write_text(first.read_text()[:20])
+    zoo.run_bug(bug, tmp_path / "zoo", again=False, verbose=False)
+    assert runs() == 3
+
+
+def test_two_processes_do_not_run_one_bug_at_once(
+    tmp_path: Path, runs: Callable[[], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second would remove the folder that the first one's command reads."""
+    bug, folder = made(tmp_path), tmp_path / "zoo"
+    (folder / "locks").mkdir(parents=True)
+    with ThreadPoolExecutor() as pool:
+        with (folder / "locks/bug").open("w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            second = pool.submit(zoo.run_bug, bug, folder, again=False, verbose=False)
+            said = ""
+            while "waiting for another process" not in said:
+                assert not second.done()
+                said += capsys.readouterr().err
+            assert runs() == 0
+        assert second.result()["bad"]["wrong"] == ""
+    assert runs() == 2
 
 
 @pytest.mark.parametrize(
