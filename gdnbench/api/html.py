@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from gdnbench.judge.result import TensorResult
     from gdnbench.report.report import RecordResult, Report
+    from gdnbench.sim import Finding, LaunchReport
     from gdnbench.sim import Report as SimReport
     from gdnbench.store.reader import StoredRecord
 
@@ -113,7 +114,7 @@ def report_html(report: Report, summary: str) -> str:
     )
     parts = [_title(summary)]
     if shown:
-        parts.append(_tensor_table(shown[:MOST_ROWS]))
+        parts.append(_verdicts(shown[:MOST_ROWS]))
     if len(shown) > MOST_ROWS:
         parts.append(_paragraph(f"and {len(shown) - MOST_ROWS} rows more"))
     for record in failing[:MOST_ROWS]:
@@ -125,12 +126,19 @@ def report_html(report: Report, summary: str) -> str:
 
 def sim_html(reports: Sequence[SimReport], tensors: Mapping[str, Tensor]) -> str:
     """Simulated calls: their launches, findings and tensors."""
-    launches = [launch for report in reports for launch in report.launches]
     findings = [finding for report in reports for finding in report.findings]
     ok = all(report.ok for report in reports)
-    errors = sum(finding.fails for finding in findings)
-    word = "no error found" if ok else f"{counted(errors, 'error')} found"
+    word = "no error found" if ok else f"{counted(sum(one.fails for one in findings), 'error')} found"
     parts = [f"<p>{badge(word, _PASSED if ok else _FAILED)}</p>"]
+    parts.append(_launches([launch for report in reports for launch in report.launches]))
+    if findings:
+        parts.append(_findings(findings))
+    if tensors:
+        parts.append(_outputs(tensors))
+    return _page(parts)
+
+
+def _launches(launches: Sequence[LaunchReport]) -> str:
     rows = [
         [
             text(launch.entry),
@@ -140,32 +148,36 @@ def sim_html(reports: Sequence[SimReport], tensors: Mapping[str, Tensor]) -> str
             f"{launch.mma_macs:,}",
             f"{launch.seconds:.2f}" if launch.finished else "stopped",
         ]
-        for launch in launches
+        for launch in launches[:MOST_ROWS]
     ]
     columns = ("kernel", "grid", "block", "warp instructions", "MACs", "seconds")
-    parts.append(table(columns, rows[:MOST_ROWS], columns[1:]))
-    if findings:
-        found = [
-            [
-                badge(one.severity, _FAILED if one.fails else _OTHER),
-                text(one.kind),
-                text(one.summary),
-                text(f"{one.file}:{one.line}" if one.file is not None else ""),
-                str(one.count),
-            ]
-            for one in findings[:MOST_ROWS]
-        ]
-        parts.append(table(("severity", "kind", "finding", "source", "count"), found, ("count",)))
-    if tensors:
-        described = [
-            [text(name), text(str(tensor.dtype).removeprefix("torch.")), "x".join(map(str, tensor.shape))]
-            for name, tensor in tensors.items()
-        ]
-        parts.append(table(("tensor", "dtype", "shape"), described))
-    return _page(parts)
+    return table(columns, rows, columns[1:])
 
 
-def _tensor_table(shown: Sequence[tuple[RecordResult, TensorResult]]) -> str:
+def _findings(findings: Sequence[Finding]) -> str:
+    rows = [
+        [
+            badge(one.severity, _FAILED if one.fails else _OTHER),
+            text(one.kind),
+            text(one.summary),
+            text(f"{one.file}:{one.line}" if one.file is not None else ""),
+            str(one.count),
+        ]
+        for one in findings[:MOST_ROWS]
+    ]
+    return table(("severity", "kind", "finding", "source", "count"), rows, ("count",))
+
+
+def _outputs(tensors: Mapping[str, Tensor]) -> str:
+    """Names, dtypes and shapes."""
+    rows = [
+        [text(name), text(str(tensor.dtype).removeprefix("torch.")), "x".join(map(str, tensor.shape))]
+        for name, tensor in tensors.items()
+    ]
+    return table(("tensor", "dtype", "shape"), rows)
+
+
+def _verdicts(shown: Sequence[tuple[RecordResult, TensorResult]]) -> str:
     columns = ("record", "op", "tensor", "side", "max abs", "RMS ratio", "torch's", "of limit", "verdict")
     rows = []
     for record, tensor in shown:

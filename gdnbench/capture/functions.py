@@ -14,7 +14,8 @@ from torch import Tensor
 from gdnbench.capture import runtime
 from gdnbench.capture.adapter import Observation, Seen, Target
 from gdnbench.capture.adapters.paged import at_place, check_claim_places, check_place, claims_at
-from gdnbench.capture.session import CallSite, count_compiled
+from gdnbench.capture.call_site import CallSite
+from gdnbench.capture.session import count_compiled
 from gdnbench.ops import operation
 from gdnbench_kernels.contract import Role
 

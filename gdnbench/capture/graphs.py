@@ -19,9 +19,9 @@ import itertools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen
 from gdnbench.capture.claims import Claims
@@ -42,14 +42,13 @@ from gdnbench.capture.digest_record import (
     row_form,
     written_states,
 )
-from gdnbench.capture.filter_expr import TensorForm
 from gdnbench.capture.graph_digests import (
     DigestBatch,
     GraphDigests,
-    SharedCopies,
     graph_digests,
     open_batch,
 )
+from gdnbench.capture.graph_plan import Capturing, GraphCall, Host, KeptCall, Plan
 from gdnbench.capture.inflight import (
     CallName,
     OnDevice,
@@ -61,114 +60,17 @@ from gdnbench.capture.inflight import (
     with_claims,
     with_kept_states,
 )
-from gdnbench.capture.kept_states import KEPT, KeptStates
+from gdnbench.capture.kept_states import KEPT
 from gdnbench.capture.layers import Layer
-from gdnbench.capture.ready_batch import ReadyBatch, ready_batch
-from gdnbench.capture.recorder import Counts, Recorder
-from gdnbench.capture.selection import Selection
+from gdnbench.capture.ready_batch import ready_batch
 from gdnbench.capture.snapshot import Form
 from gdnbench.capture.streams import Graph, Streams, called_by_graph_trees
-from gdnbench.capture.trigger import Triggers
-from gdnbench.lineage.call_rows import RowForm
 from gdnbench.ops import operation
 from gdnbench_kernels.contract import Operation, Role
 
 _instances = itertools.count()
 GRAPH_BYTES = 1 << 30
 """Device memory for copies in all graphs of a process: an engine keeps dozens of graphs."""
-
-
-class Host(Protocol):
-    """What `Graphs` needs of the session."""
-
-    counts: Counts
-    active: bool
-
-    counting: threading.Lock
-    """Held while a call gets its number and its step: of two calls of a layer, on two threads, the later step
-    then has the larger number."""
-
-    @property
-    def selection(self) -> Selection: ...
-
-    def next_number(self) -> int: ...
-
-    def next_numbers(self, count: int) -> list[int]: ...
-
-    def recorder_here(self) -> Recorder: ...
-
-    @property
-    def recorder(self) -> Recorder | None: ...
-
-    @property
-    def triggers(self) -> Triggers: ...
-
-    def claims(self, observation: Observation) -> Claims | None: ...
-
-    def kept(self, observation: Observation, claims: Claims | None) -> Observation: ...
-
-
-@dataclass(slots=True)
-class GraphCall:
-    """A call in a graph. `outputs` is None until the call returned, and stays None if it cannot be
-    recorded."""
-
-    target: str
-    implementation: str | None
-    layer: Layer
-    observation: Observation | None = None
-    inputs: Packed | None = None
-    outputs: Packed | None = None
-    static: dict[str, Seen] = field(default_factory=dict)  # pools whose rows are gathered outside the graph
-    indices: dict[str, Seen] = field(default_factory=dict)  # index tensors that name the rows
-    whole: dict[str, int] = field(default_factory=dict)  # slots of pools that are copied whole
-    forms: dict[str, TensorForm] = field(default_factory=dict)  # of the inputs, for triggers
-    row_forms: dict[str, RowForm] = field(default_factory=dict)  # of the states, if digests are kept
-    kept_states: KeptStates | None = None  # of which digests are taken outside the graph
-
-    def written(self) -> Iterator[int]:
-        """Addresses of the static pools that the call writes."""
-        if self.observation is not None:
-            contract = operation(self.observation.op)
-            for name, seen in self.static.items():
-                if contract.spec(name).role is Role.MUTATED:
-                    yield seen.tensor.data_ptr()
-
-
-@dataclass(slots=True, weakref_slot=True)
-class Plan:
-    """Capture's data for one graph. Freed with the graph, or when the graph's capture fails."""
-
-    calls: list[GraphCall] = field(default_factory=list)
-    copies: SharedCopies = field(default_factory=SharedCopies)
-    digests: GraphDigests | None = None  # once `planned`: of all calls, if they are digested at once
-    planned: bool = False
-    late_claims: bool = False  # ask for claims after a replay is queued: the latest had no tensors
-    ready: ReadyBatch | None = None  # of the next replay, if its claims are late ones
-
-
-@dataclass(frozen=True, slots=True)
-class _Capturing:
-    graph: Graph
-    plan: Plan | None  # None: this graph is not recorded
-    thread: int
-    quiet: Recorder | None  # its thread must not use the device meanwhile
-
-
-@dataclass(slots=True)
-class _Kept:
-    """A call of a replay that is being recorded."""
-
-    call: GraphCall
-    observation: Observation
-    inputs: Packed
-    outputs: Packed
-    name: CallName
-    pools: Mapping[str, DevicePool] | Mapping[str, DigestRows]
-    reserved: int
-    rows: DeviceSnapshot  # pool rows before the replay
-    reason: str | None  # why it is kept, if a trigger held for it
-    pools_before: Arriving = field(default_factory=Arriving)
 
 
 class Graphs:
@@ -182,7 +84,7 @@ class Graphs:
         self._class = graph_class
         self._full_pools = full_pools
         self._enabled = enabled
-        self._open: list[_Capturing] = []
+        self._open: list[Capturing] = []
         self._bytes = 0
         self._returned: deque[int] = deque()  # bytes of freed plans; finalizers add without a lock
         self._lock = threading.Lock()
@@ -246,7 +148,7 @@ class Graphs:
             plan: Plan | None = getattr(graph, attribute, None)
             if plan is None:
                 return original(graph)
-            kept: list[_Kept] | DigestBatch | None = None
+            kept: list[KeptCall] | DigestBatch | None = None
             if host.active and ((ready := plan.ready) is None or (kept := ready.open(host, here)) is None):
                 kept = self._before_replay(plan)
             try:
@@ -259,7 +161,7 @@ class Graphs:
 
         return replay
 
-    def _begin(self, graph: Graph) -> _Capturing | None:
+    def _begin(self, graph: Graph) -> Capturing | None:
         if not self._host.active:
             return None
         try:
@@ -267,7 +169,7 @@ class Graphs:
             if recorder is not None:
                 recorder.begin_graph()
             tracked = self._enabled and not called_by_graph_trees()
-            opened = _Capturing(graph, Plan() if tracked else None, threading.get_ident(), recorder)
+            opened = Capturing(graph, Plan() if tracked else None, threading.get_ident(), recorder)
             with self._lock:
                 self._open.append(opened)
             return opened
@@ -275,7 +177,7 @@ class Graphs:
             self._host.counts.fail(error)
             return None
 
-    def _end(self, opened: _Capturing | None, graph: Graph | None) -> None:
+    def _end(self, opened: Capturing | None, graph: Graph | None) -> None:
         """End the capture of a graph. `graph` is None if it failed."""
         if opened is None:
             return
@@ -464,10 +366,10 @@ class Graphs:
         with self._host.counting:
             return self._host.next_numbers(len(digests.layers)), self._host.selection.replayed(digests.layers)
 
-    def _before_replay(self, plan: Plan) -> list[_Kept] | DigestBatch | None:
+    def _before_replay(self, plan: Plan) -> list[KeptCall] | DigestBatch | None:
         """Count the calls of a replay that is about to start, and copy the pool rows of those that are
         kept. A batch of digests is counted after the replay, when the device has work."""
-        kept: list[_Kept] = []
+        kept: list[KeptCall] = []
         try:
             if self._host.selection.keeps_all and (digests := self._digests_of(plan)) is not None:
                 return self._open_batch(plan, digests)
@@ -503,7 +405,7 @@ class Graphs:
             return None
         return CallName(call.target, call.implementation, call.layer, number, step)
 
-    def _opened(self, call: GraphCall, name: CallName, named: Named) -> _Kept | None:
+    def _opened(self, call: GraphCall, name: CallName, named: Named) -> KeptCall | None:
         """The copies to make for a call; None if they cannot be determined."""
         assert call.observation is not None
         assert call.inputs is not None
@@ -530,7 +432,7 @@ class Graphs:
             self._host.counts.fail(error)
             return None
         reserved = rows.nbytes + call.inputs.nbytes + call.outputs.nbytes
-        return _Kept(call, observation, call.inputs, call.outputs, name, pools, reserved, rows, reason)
+        return KeptCall(call, observation, call.inputs, call.outputs, name, pools, reserved, rows, reason)
 
     def _claimed(self, call: GraphCall, rows: DeviceSnapshot) -> tuple[Observation, DeviceSnapshot]:
         """The call's observation with the claims of the step that replays it, and `rows` with those of them
@@ -573,7 +475,7 @@ class Graphs:
             except Exception as error:
                 self._host.counts.fail(error)
 
-    def _after_replay(self, plan: Plan, kept: list[_Kept] | DigestBatch | None) -> None:
+    def _after_replay(self, plan: Plan, kept: list[KeptCall] | DigestBatch | None) -> None:
         """Send the graph's copies and the pool rows after the replay."""
         if kept is None:
             return
@@ -593,7 +495,7 @@ class Graphs:
                 self._host.counts.fail(error)
         self._host.counts.graph_replays += bool(kept)
 
-    def _pending(self, one: _Kept) -> tuple[PendingRecord, DeviceSnapshot]:
+    def _pending(self, one: KeptCall) -> tuple[PendingRecord, DeviceSnapshot]:
         before, after = (packed.clone().send(self._streams) for packed in (one.inputs, one.outputs))
         before.join(one.pools_before)
         written = {name: seen for name, seen in one.call.static.items() if self._is_written(one, name)}
@@ -608,7 +510,7 @@ class Graphs:
         pending.reason = one.reason
         return pending, rows
 
-    def _digests(self, one: _Kept, before: Arriving, after: Arriving) -> PendingRecord:
+    def _digests(self, one: KeptCall, before: Arriving, after: Arriving) -> PendingRecord:
         device = OnDevice({}, before, after, one.reserved)
         rows_of: Mapping[str, DigestRows] = one.pools  # type: ignore[assignment]
         pending: DigestRecord = digest_record(one.observation, one.name, rows_of, device=device)
@@ -616,10 +518,10 @@ class Graphs:
         pending.reason = one.reason
         return pending
 
-    def _is_written(self, one: _Kept, name: str) -> bool:
+    def _is_written(self, one: KeptCall, name: str) -> bool:
         return operation(one.observation.op).spec(name).role is Role.MUTATED
 
-    def _abandon(self, kept: list[_Kept] | DigestBatch | None) -> None:
+    def _abandon(self, kept: list[KeptCall] | DigestBatch | None) -> None:
         recorder = self._host.recorder
         if isinstance(kept, DigestBatch):
             self._host.recorder_here().give_up_batch(kept)

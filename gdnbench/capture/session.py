@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import atexit
 import functools
-import inspect
 import itertools
 import os
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -24,12 +23,14 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from gdnbench.capture.adapter import Adapter, Observation, Seen, Target, operations_of
+from gdnbench.capture.adapter import Adapter, Observation, Seen, Target
+from gdnbench.capture.call_site import CallSite, Parameters
 from gdnbench.capture.claims import Claims
 from gdnbench.capture.control import Switch, SwitchControl
 from gdnbench.capture.digest_record import digest_record, digests_on_device, open_on_host, reduced
 from gdnbench.capture.graph_digests import DigestBatch, EagerDigests, open_batch
-from gdnbench.capture.graphs import GraphCall, Graphs
+from gdnbench.capture.graph_plan import GraphCall
+from gdnbench.capture.graphs import Graphs
 from gdnbench.capture.inflight import (
     CallName,
     OnDevice,
@@ -81,65 +82,6 @@ def outside_graphs(function: Callable[P, R]) -> Callable[P, R]:
     """A function that torch.compile does not trace: its callers are compiled in parts."""
     left: Callable[P, R] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
     return left
-
-
-@dataclass(frozen=True, slots=True)
-class Parameters:
-    """The parameter names of a wrapped function."""
-
-    positional: tuple[str, ...]
-    defaults: dict[str, Any]
-
-    @classmethod
-    def from_function(cls, function: Callable[..., Any]) -> Parameters:
-        parameters = inspect.signature(function).parameters.values()
-        named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        return cls(
-            positional=tuple(p.name for p in named if p.kind is not p.KEYWORD_ONLY),
-            defaults={p.name: p.default for p in named if p.default is not p.empty},
-        )
-
-    def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        # The function itself reports arguments that do not fit its signature.
-        found = self.defaults.copy()
-        found.update(zip(self.positional, args, strict=False))
-        found.update(kwargs)
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class CallSite:
-    """A wrapped function, its parameter names, and the operations that its calls can be (None: unknown)."""
-
-    adapter: Adapter
-    target: Target
-    function: Callable[..., Any]
-    parameters: Parameters
-    implementation: str | None
-    operations: frozenset[str] | None
-
-    @classmethod
-    def from_function(cls, adapter: Adapter, target: Target, function: Callable[..., Any]) -> CallSite:
-        return cls(
-            adapter=adapter,
-            target=target,
-            function=function,
-            parameters=Parameters.from_function(function),
-            implementation=adapter.implementation(function),
-            operations=operations_of(adapter, target),
-        )
-
-    def layer_named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | int | None:
-        """The layer that the call's arguments name; None where the adapter knows none."""
-        if getattr(self.adapter, "layer", None) is None:
-            return None
-        found: str | int | None = self.adapter.layer_named(  # type: ignore[attr-defined]
-            self.arguments(args, kwargs)
-        )
-        return found
-
-    def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        return self.parameters.arguments(args, kwargs)
 
 
 class Session:
