@@ -77,3 +77,12 @@ def array_path(path: Path, name: str) -> Path:
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def make_store(path: Path) -> Path:
+    """A store at `path` of one record with two tensors."""
+    with StoreWriter(
+        path, kind="capture", segment="seg", compression=PLAIN, chunking=TINY, durable=False
+    ) as out:
+        out.write("0", [record({"t": randn(40, 20), "s": randn(3)})])
+    return path

@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import copy
 import fcntl
 import json
 import os
 import re
 import shutil
-import stat
 import struct
 import time
-import zipfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -39,15 +36,7 @@ from gdnbench.store.stored_array import StoredArray
 from gdnbench.store.verify import verify
 from gdnbench.store.writer import StoreWriter
 from tests.messages import wording
-from tests.store.store_samples import PLAIN, TINY, array_path, randn, record, write_one
-
-
-def make(path: Path) -> Path:
-    with StoreWriter(
-        path, kind="capture", segment="seg", compression=PLAIN, chunking=TINY, durable=False
-    ) as out:
-        out.write("0", [record({"t": randn(40, 20), "s": randn(3)})])
-    return path
+from tests.store.store_samples import array_path, make_store, randn, write_one
 
 
 def edit_json(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -142,7 +131,7 @@ def put(record: dict[str, Any], keys: str, value: object) -> None:
     ],
 )
 def test_records_with_wrong_fields(tmp_path: Path, keys: str, value: object, said: str) -> None:
-    path = make(tmp_path / "s")
+    path = make_store(tmp_path / "s")
     changed = the_record(path)
     put(changed, keys, value)
     replace_records(path, json.dumps(changed).encode() + b"\n")
@@ -166,7 +155,7 @@ def test_records_with_wrong_fields(tmp_path: Path, keys: str, value: object, sai
     ],
 )
 def test_lines_that_are_no_record(tmp_path: Path, line: bytes, said: str) -> None:
-    path = make(tmp_path / "s")
+    path = make_store(tmp_path / "s")
     replace_records(path, line + b"\n")
     with Store.open(path) as store, pytest.raises(StoreError) as refusal:
         store.records[0]
@@ -174,7 +163,7 @@ def test_lines_that_are_no_record(tmp_path: Path, line: bytes, said: str) -> Non
 
 
 def test_more_or_fewer_records_than_said(tmp_path: Path) -> None:
-    path = make(tmp_path / "s")
+    path = make_store(tmp_path / "s")
     replace_records(path, json.dumps(the_record(path)).encode() + b"\n", count=MOST_RECORDS)
     said = wording("store.lines-wrong", lines="1 line", records=MOST_RECORDS)
     with Store.open(path) as store, pytest.raises(StoreError, match=said):
@@ -187,7 +176,7 @@ def test_more_or_fewer_records_than_said(tmp_path: Path) -> None:
 
 def test_a_count_that_no_batch_can_have(tmp_path: Path) -> None:
     """It would be looped over before anything is read."""
-    path = make(tmp_path / "s")
+    path = make_store(tmp_path / "s")
     for count in (MOST_RECORDS + 1, 1_000_000_000):
         edit_json(
             path / "segments" / "seg" / "0" / "zarr.json",
@@ -201,7 +190,7 @@ def test_a_count_that_no_batch_can_have(tmp_path: Path) -> None:
 
 
 def test_locations_that_point_nowhere(tmp_path: Path) -> None:
-    path = make(tmp_path / "s")
+    path = make_store(tmp_path / "s")
     changed = the_record(path)
     row = changed["before"]["s"]["location"].split("#")[0]
     put(changed, "before.s.location", f"{row}#9")
@@ -222,7 +211,7 @@ def test_a_location_parses_to_itself() -> None:
 
 @pytest.mark.parametrize("place", ["segments", "segments/seg", "segments/seg/0", "segments/seg/0/records"])
 def test_symbolic_links_to_folders(tmp_path: Path, place: str) -> None:
-    path = make(tmp_path / "s")
+    path = make_store(tmp_path / "s")
     target = path / place
     target.rename(tmp_path / "moved")
     target.symlink_to(tmp_path / "moved")
@@ -231,7 +220,7 @@ def test_symbolic_links_to_folders(tmp_path: Path, place: str) -> None:
 
 
 def test_symbolic_links_to_files(tmp_path: Path) -> None:
-    path = make(tmp_path / "s")
+    path = make_store(tmp_path / "s")
     chunk = array_path(path, "t") / "c" / "0" / "0"
     chunk.rename(tmp_path / "chunk")
     chunk.symlink_to(tmp_path / "chunk")
@@ -244,7 +233,7 @@ def test_symbolic_links_to_files(tmp_path: Path) -> None:
 
 
 def test_a_link_to_a_store_is_the_users_own(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(make(tmp_path / "s"))
+    (tmp_path / "link").symlink_to(make_store(tmp_path / "s"))
     with Store.open(tmp_path / "link") as store:
         assert len(store.records) == 1
 
@@ -276,7 +265,7 @@ def test_a_link_to_a_store_is_the_users_own(tmp_path: Path) -> None:
 def test_arrays_with_wrong_metadata(
     tmp_path: Path, change: Callable[[dict[str, Any]], None], said: str
 ) -> None:
-    path = make(tmp_path / "s")
+    path = make_store(tmp_path / "s")
     edit_json(array_path(path, "t") / "zarr.json", change)
     with Store.open(path) as store, pytest.raises(StoreError) as refusal:
         store.records[0].before["t"].read()
@@ -291,92 +280,13 @@ def test_arrays_with_wrong_metadata(
 @pytest.mark.parametrize("value", [0, 1 << 62, 2**64 - 1, 2**63 + 5])
 def test_shard_indices_that_point_outside(tmp_path: Path, entry: int, value: int) -> None:
     """The index of a shard is changed and its checksum made to fit, as only an attacker would."""
-    path = make(tmp_path / "s")
+    path = make_store(tmp_path / "s")
     file = array_path(path, "t") / "c" / "0" / "0"
     content = file.read_bytes()
     table = bytearray(content[-(16 * 4 + 4) : -4])
     table[16 + 8 * entry : 24 + 8 * entry] = struct.pack("<Q", value)
     file.write_bytes(content[: -(16 * 4 + 4)] + table + struct.pack("<I", google_crc32c.value(bytes(table))))
     report = verify(path)
-    assert {(d.record, d.tensor) for d in report.damages} == {("seg/0", "t before")}
-
-
-def pack(path: Path, archive: Path, change: Callable[[zipfile.ZipFile], None]) -> Path:
-    with zipfile.ZipFile(archive, "w") as out:
-        for file in sorted(path.rglob("*")):
-            out.write(file, file.relative_to(path))
-        change(out)
-    return archive
-
-
-def add_link(out: zipfile.ZipFile) -> None:
-    link = zipfile.ZipInfo("segments/link")
-    link.external_attr = (stat.S_IFLNK | 0o777) << 16
-    out.writestr(link, "/etc/passwd")
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda out: out.writestr("../escape", "x"), wording("store.path-escapes", path="'../escape'")),
-        (lambda out: out.writestr("segments/../../escape", "x"), wording("store.path-escapes")),
-        (
-            lambda out: out.writestr("/etc/cron.d/x", "x"),
-            wording("store.path-escapes", path="'/etc/cron.d/x'"),
-        ),
-        (lambda out: out.writestr("C:/x", "x"), wording("store.path-escapes")),
-        (lambda out: out.writestr("a\\..\\b", "x"), wording("store.path-escapes")),
-        (lambda out: out.writestr("a//b", "x"), wording("store.path-escapes")),
-        (add_link, wording("store.zip-link", member="'segments/link'")),
-        (lambda out: out.writestr("bz", b"x" * 9, zipfile.ZIP_BZIP2), wording("store.zip-method", method=12)),
-    ],
-)
-def test_zip_members_that_lead_elsewhere(
-    tmp_path: Path, change: Callable[[zipfile.ZipFile], None], said: str
-) -> None:
-    archive = pack(make(tmp_path / "s"), tmp_path / "z.zip", change)
-    with pytest.raises(StoreError) as refusal:
-        Store.open(archive)
-    assert re.search(said, str(refusal.value))
-
-
-def claim(archive: Path, member: str, size: int) -> None:
-    """Change what the zip's directory says of a member's size."""
-    content = bytearray(archive.read_bytes())
-    at = content.rindex(b"PK\x01\x02", 0, content.rindex(member.encode()))
-    content[at + 24 : at + 28] = struct.pack("<I", size)
-    archive.write_bytes(content)
-
-
-def test_zip_members_that_claim_more_than_they_hold(tmp_path: Path) -> None:
-    archive = pack(make(tmp_path / "s"), tmp_path / "z.zip", lambda out: None)
-    claim(archive, "segments/seg/0/records/c/0", 4_000_000_000)
-    with pytest.raises(StoreError, match=wording("store.zip-claims", file="records/c/0'", bytes=4000000000)):
-        Store.open(archive)
-
-
-def test_a_zip_that_expands_to_more_than_metadata_may_have(tmp_path: Path) -> None:
-    path = make(tmp_path / "s")
-    (path / "zarr.json").unlink()
-    archive = pack(
-        path,
-        tmp_path / "z.zip",
-        lambda out: out.writestr("zarr.json", b" " * (65 << 20), zipfile.ZIP_DEFLATED),
-    )
-    assert archive.stat().st_size < 1 << 20
-    with pytest.raises(
-        StoreError, match=wording("store.file-too-large", key="zarr.json", size=68157440, limit=67108864)
-    ):
-        Store.open(archive)
-
-
-def test_a_zip_with_a_damaged_member(tmp_path: Path) -> None:
-    archive = pack(make(tmp_path / "s"), tmp_path / "z.zip", lambda out: None)
-    content = bytearray(archive.read_bytes())
-    at = content.index(b"segments/seg/0/blobs/float32.40x20") + 200
-    content[content.index(b"c/0/0", at) + 20] ^= 1  # past the local header: an element
-    archive.write_bytes(content)
-    report = verify(archive)
     assert {(d.record, d.tensor) for d in report.damages} == {("seg/0", "t before")}
 
 
@@ -396,7 +306,7 @@ def test_paths_that_are_no_store(tmp_path: Path) -> None:
 
 
 def test_reading_writes_nothing(tmp_path: Path) -> None:
-    path = make(tmp_path / "s")
+    path = make_store(tmp_path / "s")
     before = {file: file.stat().st_mtime_ns for file in path.rglob("*")}
     with Store.open(path) as store:
         store.records[0].before["t"].read()
@@ -469,7 +379,7 @@ def test_a_zstd_chunk_that_does_not_say_how_much_it_holds(tmp_path: Path) -> Non
 
 def test_zarr_of_others_keeps_its_codecs(tmp_path: Path) -> None:
     """Ours are for arrays of stores alone: the program that a store is opened in may use Zarr itself."""
-    path = make(tmp_path / "s")
+    path = make_store(tmp_path / "s")
     verify(path)
     array = zarr.create_array(tmp_path / "own", shape=(4,), dtype="f4", compressors=zarr.codecs.BloscCodec())
     assert [type(one) for one in array.metadata.codecs[1:]] == [zarr.codecs.BloscCodec]  # type: ignore[union-attr]
@@ -500,7 +410,7 @@ def with_shape(path: Path, shape: list[int], chunk: list[int], inner: list[int] 
 
 def test_a_shape_of_more_chunks_than_can_be_listed(tmp_path: Path) -> None:
     """Within what could be compressed so far, each element a file: there are two of them."""
-    path = make(tmp_path / "s")
+    path = make_store(tmp_path / "s")
     array = with_shape(path, [1 << 28, 1], [1, 1])
     for number in range(2):
         (array / "c" / str(number)).mkdir(exist_ok=True)
@@ -510,7 +420,7 @@ def test_a_shape_of_more_chunks_than_can_be_listed(tmp_path: Path) -> None:
 
 def test_a_file_that_is_too_short_for_its_elements(tmp_path: Path) -> None:
     """Uncompressed elements take as many bytes as there are: 4 GiB are allocated only for a file of 4 GiB."""
-    path = make(tmp_path / "s")
+    path = make_store(tmp_path / "s")
     array = with_shape(path, [1 << 26, 1], [1 << 26, 1])
     shutil.rmtree(array / "c")
     (array / "c" / "0").mkdir(parents=True)
@@ -519,13 +429,13 @@ def test_a_file_that_is_too_short_for_its_elements(tmp_path: Path) -> None:
 
 
 def test_shards_of_more_chunks_than_any_store_has(tmp_path: Path) -> None:
-    path = make(tmp_path / "s")
+    path = make_store(tmp_path / "s")
     with_shape(path, [1 << 20, 1], [1 << 20, 1], [1, 1])
     refused_by_verify(path, wording("store.shard-chunks", chunks=1 << 20, most=4096))
 
 
 def test_shards_in_shards(tmp_path: Path) -> None:
-    path = make(tmp_path / "s")
+    path = make_store(tmp_path / "s")
 
     def change(node: dict[str, Any]) -> None:
         inner = json.loads(json.dumps(node["codecs"][0]))
@@ -536,7 +446,7 @@ def test_shards_in_shards(tmp_path: Path) -> None:
 
 
 def test_an_empty_array_of_a_huge_shape(tmp_path: Path) -> None:
-    path = make(tmp_path / "s")
+    path = make_store(tmp_path / "s")
     array = with_shape(path, [1 << 40, 0], [1, 1])
     shutil.rmtree(array / "c")
     with Store.open(path) as store:
@@ -548,7 +458,7 @@ def test_elements_that_many_records_claim_are_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if each claims another digest, and if rows of two arrays alternate."""
-    path = make(tmp_path / "s")
+    path = make_store(tmp_path / "s")
     line = the_record(path)
     lines = []
     for number in range(50):
@@ -567,21 +477,6 @@ def test_elements_that_many_records_claim_are_read_once(
     report = verify(path)
     assert len({(damage.record, damage.tensor) for damage in report.damages if damage.record}) == 100
     assert max(Counter(reads).values()) == 1
-
-
-def test_a_zip_whose_members_share_bytes(tmp_path: Path) -> None:
-    """Each member of the directory points to the same compressed bytes."""
-    archive = tmp_path / "z.zip"
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
-        out.writestr("zarr.json", os.urandom(4000))
-        first = out.infolist()[0]
-        for number in range(100):
-            again = copy.copy(first)
-            again.filename = again.orig_filename = f"c/{number}"
-            out.filelist.append(again)
-            out.NameToInfo[again.filename] = again
-    with pytest.raises(StoreError, match=wording("store.zip-overlaps")):
-        Store.open(archive)
 
 
 def test_zeros_that_are_packed_twice(tmp_path: Path) -> None:
