@@ -208,13 +208,13 @@ def test_wide_gates(gate_span: float | tuple[float, float]) -> None:
 
 def test_gates_that_hardly_close_over_many_chunks() -> None:
     """What is wrong in a chunk is still there eight chunks later."""
-    given = Given.of(seqlens=(500,), heads=(1, 2), gate_span=1e-3, key_correlation=0.5)
+    given = Given.of(seqlens=(500,), heads=(1, 3), gate_span=1e-3, key_correlation=0.5)
     assert_accurate(given, given.run())
 
 
 @pytest.fixture(scope="module")
 def mixed() -> tuple[Given, Outputs]:
-    given = Given.of(seqlens=(1, 63, 64, 65, 0, 129), heads=(1, 2))
+    given = Given.of(seqlens=(1, 63, 64, 65, 0, 129), heads=(1, 3))
     return given, given.run()
 
 
@@ -321,7 +321,7 @@ def test_many_sequences_without_tokens() -> None:
 def test_reads_of_what_tma_overwrites_are_fenced() -> None:
     """The simulator knows one proxy: in PTX, a fence stands between the last ldmatrix, whose tile TMA writes
     next, and the arrival that lets it."""
-    ptx = compiled(1, 1, "float32", "float32").artifacts.PTX
+    ptx = compiled(1, 3, "float32", "float32").artifacts.PTX
     names = ("ldmatrix", "fence.proxy.async", "mbarrier.arrive.shared")
     steps = [name for line in ptx.splitlines() for name in names if line.strip().startswith(name)]
     last = max(i for i, name in enumerate(steps) if name == "ldmatrix")
@@ -329,12 +329,12 @@ def test_reads_of_what_tma_overwrites_are_fenced() -> None:
 
 
 def test_the_launch_is_the_plans() -> None:
-    given = Given.of(seqlens=(1,), heads=(1, 1))
+    given = Given.of(seqlens=(1,), heads=(1, 3))
     x = given.tensors
-    h, v_new = (torch.empty(shape, dtype=torch.bfloat16) for shape in ((1, 1, 128, 128), (64, 1, 128)))
-    state = torch.empty(1, 1, 128, 128)
+    h, v_new = (torch.empty(shape, dtype=torch.bfloat16) for shape in ((1, 3, 128, 128), (64, 3, 128)))
+    state = torch.empty(1, 3, 128, 128)
     inputs = (*(x[name] for name in ("k", "U", "W", "g_cu", "cu_seqlens")), given.chunks.offsets.int())
-    program = compiled(1, 1, "float32", "float32")
+    program = compiled(1, 3, "float32", "float32")
     (launch,) = sim.launch(program, *inputs, x["initial_state"], h, v_new, state).launches
     assert (launch.shared_bytes, launch.block) == (PLAN.smem_bytes, (PLAN.threads, 1, 1))
     # Two CTAs fit into an SM of 64 K registers; shared memory is the plan's to check.

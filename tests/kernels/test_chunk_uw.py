@@ -194,7 +194,7 @@ def made(heads: tuple[int, int] = (1, 2), **options: Any) -> Call:
             ((1, 3), (129, 0, 0, 65, 127), 5),
             ((2, 8), LENGTHS, 148),
         ],
-        0,
+        1,
     ),
 )
 def test_error_is_at_most_twice_that_of_torch(
