@@ -231,31 +231,40 @@ def test_fp8_sums_of_14_bits_pass() -> None:
     assert not strict.passed
 
 
-def test_fp32_sums_in_another_order_pass_and_tf32_fails() -> None:
-    """Of few logits torch's largest error is by chance below that of another order: seed 15, which failed.
-    Operands cut to tf32 err by 2^-10 of a product, 16,384 times as much as a rounding to fp32."""
-    call = OPERATION.synth(lens=(40, 9), heads=8, packed=True, dtype="float32", seed=15)
+def in_another_order(call: Call, cut: Callable[[Tensor], Tensor] = lambda x: x) -> dict[str, Tensor]:
+    """What sums of fp32 over the elements from last to first give, of operands that were `cut`."""
+    t = call.tensors
+    q, k = (cut(t[name]).flip(-1) for name in ("q", "k"))
+    found = run_kernel(OPERATION, "torch", call)["logits"].clone()
+    starts = t.get("row_starts", torch.zeros_like(t["lens"])).tolist()
+    for row, (first, length) in enumerate(zip(starts, t["lens"].tolist(), strict=True)):
+        keys = slice(first, first + length)
+        scores = (q[row] @ k[keys].T.contiguous()).relu()
+        found[row, keys] = t["weights"][row] @ scores
+    return {"logits": found}
 
-    def summed(call: Call, cut: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-        t = call.tensors
-        q, k = (cut(t[name]).flip(-1) for name in ("q", "k"))
-        found = run_kernel(OPERATION, "torch", call)["logits"].clone()
-        starts = t.get("row_starts", torch.zeros_like(t["lens"])).tolist()
-        for row, (first, length) in enumerate(zip(starts, t["lens"].tolist(), strict=True)):
-            keys = slice(first, first + length)
-            scores = (q[row] @ k[keys].T.contiguous()).relu()
-            found[row, keys] = t["weights"][row] @ scores
-        return {"logits": found}
 
-    def tf32(x: Tensor) -> Tensor:
-        return (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
-
-    reversed_sums = summed(call, lambda x: x)
-    assert passes(call, lambda call: reversed_sums)
-    assert not passes(call, lambda call: summed(call, tf32))
+def test_fp32_sums_in_another_order_pass() -> None:
+    """Of three logits torch's largest error is by chance far below that of another order, in a call of ten or
+    of two, by what instructions this CPU's products have: without the leeway such a call fails."""
     strict = replace(OPERATION, leeway=lambda call, name: None)
-    (without,) = judge_call(strict, call, reversed_sums, Bound(), {})
-    assert not without.passed
+    failed = 0
+    for seed in range(60):
+        call = OPERATION.synth(lens=(3,), heads=8, packed=True, dtype="float32", seed=seed)
+        assert passes(call, in_another_order)
+        (without,) = judge_call(strict, call, in_another_order(call), Bound(), {})
+        failed += not without.passed
+    assert failed
+
+
+def test_operands_cut_to_tf32_fail() -> None:
+    """They err by 2^-10 of a product, 16,384 times as much as a rounding to fp32."""
+    call = OPERATION.synth(lens=(40, 9), heads=8, packed=True, dtype="float32", seed=15)
+    assert passes(call, in_another_order)
+    assert not passes(
+        call,
+        lambda call: in_another_order(call, lambda x: (x.view(torch.int32) & ~0x1FFF).view(torch.float32)),
+    )
 
 
 def broken_laws(kernel: Callable[[Call], dict[str, Tensor]], call: Call) -> set[str]:
