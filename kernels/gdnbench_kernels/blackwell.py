@@ -132,22 +132,13 @@ class Turn:
 
     @staticmethod
     def consumer(turn: Any, stages: int = 1) -> Turn:
-        """Of a consumer's turn number `turn`, counted from 0."""
-        index, lap = _divided(turn, stages)
-        return Turn(index, lap & 1)
+        """Of a consumer's turn number `turn`, counted from 0; `stages` is a power of two."""
+        return Turn(turn % stages, turn // stages % 2)
 
     @staticmethod
     def producer(turn: Any, stages: int = 1) -> Turn:
         """Of a producer's turn."""
-        index, lap = _divided(turn, stages)
-        return Turn(index, (lap & 1) ^ 1)
-
-
-def _divided(turn: Any, stages: int) -> tuple[Any, Any]:
-    """Remainder and quotient of a turn, which is not negative: signed division takes more instructions."""
-    if stages & (stages - 1):
-        return turn % stages, turn // stages
-    return turn & (stages - 1), turn >> (stages.bit_length() - 1)
+        return Turn(turn % stages, (turn // stages + 1) % 2)
 
 
 @dataclass(frozen=True)
