@@ -108,7 +108,11 @@ def build_segment_table(segment: int) -> Build:
     from gdnbench_kernels.gdn_prefill.chunk_metadata import ChunkMetadata
 
     of = Examples()
-    return ChunkMetadata(tokens=segment, least=1), (*_table(of), of.stream())
+    return ChunkMetadata(tokens=segment, least=1), (
+        of.tensor("int32", of.offsets),
+        *_table(of),
+        of.stream(),
+    )
 
 
 def build_transfer(heads: int, value_heads: int, initial_state: StateDtype | None, beta_max: int) -> Build:
@@ -119,10 +123,7 @@ def build_transfer(heads: int, value_heads: int, initial_state: StateDtype | Non
 
     of = Examples()
     return ChunkTransfer(heads, value_heads, split=beta_max > 1), (
-        of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
-        of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM),
-        of.tensor("float32", of.tokens, value_heads),
-        of.tensor("float32", of.tokens, value_heads),
+        *of.inputs(heads, value_heads)[1:],
         *_table(of),
         of.states(initial_state, value_heads),
         slot_states(of, value_heads),
@@ -160,11 +161,7 @@ def build_segments(
 
     of = Examples()
     return ChunkSegments(heads, value_heads, split=beta_max > 1), (
-        of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
-        of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
-        of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM),
-        of.tensor("float32", of.tokens, value_heads),
-        of.tensor("float32", of.tokens, value_heads),
+        *of.inputs(heads, value_heads),
         *_table(of),
         of.states(initial_state, value_heads),
         slot_states(of, value_heads),
@@ -178,9 +175,8 @@ def build_segments(
 
 
 def _table(of: Examples) -> tuple[Any, ...]:
-    """cu_seqlens, and the table of segments: offsets, indices, total."""
+    """The table of segments: offsets, indices, total."""
     return (
-        of.tensor("int32", of.offsets),
         of.tensor("int32", of.offsets),
         of.tensor("int32", of.chunks, 2),
         of.tensor("int32", 1),

@@ -95,11 +95,11 @@ def build_squares(heads: int, value_heads: int, beta_max: int, **tuning: int) ->
 
     of = Examples()
     kernel = SquaresSm90(heads, value_heads, split=beta_max > 1, tuning=SquareTuning(**tuning))
-    keys = of.tensor("bfloat16", of.tokens, heads, HEAD_DIM)
+    q, k, _, *gates = of.inputs(heads, value_heads)
     return kernel, (
-        keys,
-        keys,
-        *_gates(of, value_heads),
+        q,
+        k,
+        *gates,
         _squares(of, value_heads),
         cutlass.Int32(1),
         of.stream(),
@@ -120,7 +120,8 @@ def build_whole(
 
     of = Examples()
     return PreparedSm90(heads, value_heads, tuning=PreparedTuning(**tuning)), (
-        *_inputs(of, heads, value_heads),
+        *of.inputs(heads, value_heads),
+        _squares(of, value_heads),
         of.states(initial_state, value_heads),
         of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM),
         of.states(final_state, value_heads),
@@ -140,7 +141,8 @@ def build_transfer(
 
     of = Examples()
     return PreparedTransfer(heads, value_heads, tuning=PreparedTuning(**tuning)), (
-        *_inputs(of, heads, value_heads)[1:],
+        *of.inputs(heads, value_heads)[1:],
+        _squares(of, value_heads),
         of.states(initial_state, value_heads),
         slot_states(of, value_heads),
         slot_states(of, value_heads),
@@ -164,7 +166,8 @@ def build_outputs(
 
     of = Examples()
     return PreparedOutputs(heads, value_heads, tuning=PreparedTuning(**tuning)), (
-        *_inputs(of, heads, value_heads),
+        *of.inputs(heads, value_heads),
+        _squares(of, value_heads),
         of.states(initial_state, value_heads),
         slot_states(of, value_heads),
         of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM),
@@ -174,19 +177,6 @@ def build_outputs(
         cutlass.Int32(1),
         of.stream(),
     )
-
-
-def _inputs(of: Examples, heads: int, value_heads: int) -> tuple[Any, ...]:
-    """q, k, v, g, beta, cu_seqlens, squares."""
-    keys = of.tensor("bfloat16", of.tokens, heads, HEAD_DIM)
-    values = of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM)
-    return keys, keys, values, *_gates(of, value_heads), _squares(of, value_heads)
-
-
-def _gates(of: Examples, value_heads: int) -> tuple[Any, ...]:
-    """g, beta, cu_seqlens."""
-    gates = of.tensor("float32", of.tokens, value_heads)
-    return gates, gates, of.tensor("int32", of.offsets)
 
 
 def _squares(of: Examples, value_heads: int) -> Any:

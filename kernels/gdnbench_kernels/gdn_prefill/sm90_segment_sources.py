@@ -114,11 +114,7 @@ def build_transfer(
 
     of = Examples()
     return SegmentTransfer(heads, value_heads, split=beta_max > 1, tuning=Tuning(**tuning)), (
-        of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
-        of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM),
-        of.tensor("float32", of.tokens, value_heads),
-        of.tensor("float32", of.tokens, value_heads),
-        of.tensor("int32", of.offsets),
+        *of.inputs(heads, value_heads)[1:],
         of.states(initial_state, value_heads),
         slot_states(of, value_heads),
         slot_states(of, value_heads),
@@ -159,12 +155,7 @@ def build_outputs(
 
     of = Examples()
     return SegmentOutputs(heads, value_heads, split=beta_max > 1, tuning=Tuning(**tuning)), (
-        of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
-        of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
-        of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM),
-        of.tensor("float32", of.tokens, value_heads),
-        of.tensor("float32", of.tokens, value_heads),
-        of.tensor("int32", of.offsets),
+        *of.inputs(heads, value_heads),
         of.states(initial_state, value_heads),
         slot_states(of, value_heads),
         of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM),

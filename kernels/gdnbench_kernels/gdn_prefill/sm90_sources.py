@@ -84,12 +84,7 @@ def build_fused(
 
     of = Examples()
     return FusedSm90(heads, value_heads, split=beta_max > 1, tuning=Tuning(**tuning)), (
-        of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
-        of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
-        of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM),
-        of.tensor("float32", of.tokens, value_heads),
-        of.tensor("float32", of.tokens, value_heads),
-        of.tensor("int32", of.offsets),
+        *of.inputs(heads, value_heads),
         of.states(initial_state, value_heads),
         of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM),
         of.states(final_state, value_heads),

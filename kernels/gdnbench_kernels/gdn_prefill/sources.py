@@ -313,12 +313,7 @@ def build_fused(
 
     of = Examples()
     return ChunkFused(heads, value_heads, split=beta_max > 1), (
-        of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
-        of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
-        of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM),
-        of.tensor("float32", of.tokens, value_heads),
-        of.tensor("float32", of.tokens, value_heads),
-        of.tensor("int32", of.offsets),
+        *of.inputs(heads, value_heads),
         of.states(initial_state, value_heads),
         of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM),
         of.states(final_state, value_heads),
@@ -356,12 +351,7 @@ def _rounds(
 
     of = Examples()
     return (
-        of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
-        of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
-        of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM),
-        of.tensor("float32", of.tokens, value_heads),
-        of.tensor("float32", of.tokens, value_heads),
-        of.tensor("int32", of.offsets),
+        *of.inputs(heads, value_heads),
         of.states(initial_state, value_heads),
         of.tensor("float32", of.chunks, HEAD_DIM, HEAD_DIM),
         of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM),
@@ -396,6 +386,13 @@ class Examples:
         for extent in reversed(shape[1:]):
             strides.insert(0, strides[0] * extent)
         return self._make(self._dtypes[dtype], shape, tuple(strides), assumed_align=ALIGN)
+
+    def inputs(self, heads: int, value_heads: int) -> tuple[Any, ...]:
+        """q, k, v, g, beta, cu_seqlens."""
+        keys = self.tensor("bfloat16", self.tokens, heads, HEAD_DIM)
+        values = self.tensor("bfloat16", self.tokens, value_heads, HEAD_DIM)
+        gates = self.tensor("float32", self.tokens, value_heads)
+        return keys, keys, values, gates, gates, self.tensor("int32", self.offsets)
 
     def states(self, dtype: StateDtype | None, value_heads: int) -> Any:
         """None without a dtype."""
