@@ -262,6 +262,22 @@ def segment_scan() -> None:
     sim.launch(compiled, torch.tensor([0, 5, 6], dtype=torch.int32), maps, firsts)
 
 
+def prefill_squares() -> None:
+    """Hopper's squares alone, two value heads a work: 12 works and a slot without a chunk for one CTA, so
+    that each of INVERT's three warpgroups comes back to each stage of its rings."""
+    from gdnbench.replay.simulated import programs_simulated
+    from gdnbench.synth import synthesise
+    from gdnbench_kernels import programs
+    from gdnbench_kernels.gdn_prefill.sm90_prepared_sources import squares_source
+    from gdnbench_kernels.gpu import SM90
+
+    given = synthesise("gdn_prefill", seqlens=(577, 0, 65), heads=(1, 2)).tensors
+    squares = torch.zeros(len(given["v"]) // 64 + 3, 2, 2, 64, 64, dtype=torch.bfloat16)
+    inputs = (given[name] for name in ("q", "k", "g", "beta", "cu_seqlens"))
+    with programs_simulated():
+        programs.compiled(SM90, squares_source, 1, 2, 1.0)(*inputs, squares, 1)
+
+
 @dataclass(frozen=True, slots=True)
 class _Decode:
     """gdn_decode with a plan."""
@@ -478,6 +494,7 @@ SUBJECTS: dict[str, Subject] = {
     "gdn_prefill_cp_scan": Subject(segment_scan),
     "gdn_prefill_cp": Subject(_CutPrefill("fused_cp:sm100_fused_cp", _CUT_PREFILL)),
     "gdn_prefill_sm90": Subject(_Operation("gdn_prefill", "sm90_fused", _FUSED_PREFILL)),
+    "gdn_prefill_sm90_squares": Subject(prefill_squares),
     "gdn_prefill_sm90_prepared": Subject(_CutPrefill("sm90_cp:sm90_prepared", _CUT_PREFILL)),
     "kda_prefill_fused": Subject(_Operation("kda_prefill", "sm100_fused", _KDA_PREFILL)),
     "gdn_decode": Subject(_Decode("registers")),
