@@ -23,6 +23,8 @@ from gdnbench_kernels.swa_decode.layouts import CacheLayout, ds_mla_parts, empty
 from gdnbench_kernels.swa_decode.portable import portable
 from gdnbench_kernels.swa_decode.portable_plan import plan
 from gdnbench_kernels.swa_decode.sizes import GROUPS, HEAD_DIM, NOPE_DIM
+from gdnbench_kernels.swa_decode.sm90_plan import Tuning
+from gdnbench_kernels.swa_decode.sm90_sources import wgmma_source
 from gdnbench_kernels.swa_decode.sources import PORTABLE_ROWS, portable_source
 from tests.kernels import swa_calls
 from tests.kernels.swa_calls import (
@@ -270,3 +272,29 @@ def test_no_sum_of_a_product_is_left_to_the_assembler(layout: str, tmp_path: Pat
     assert products
     assert sums
     assert not {name for pair in sums for name in pair} & products
+
+
+@pytest.mark.parametrize("layout", quick(LAYOUTS, 0))
+@pytest.mark.parametrize("kernel", ["portable", "wgmma"])
+def test_before_the_wait_only_hints_are_read(kernel: str, layout: str) -> None:
+    """The kernel in front may still write what is read there. A relaxed load leaves no line in L1, and ptxas
+    moves a `ld.global.nc` in front of the wait."""
+    options = (8, layout, "float32" if layout == PER_TOKEN else None, True, True)
+    made_of = portable_source(*options, 16) if kernel == "portable" else wgmma_source(*options, Tuning(16))
+    text = program(made_of, "sm_90a").ptx
+    before, wait, after = text[text.index(".entry") :].partition("griddepcontrol.wait;")
+    assert wait
+    assert ".nc" not in text
+    loads = re.findall(r"\bld\.(?!param)\S+|\bcp\.async\.bulk\S+|\bprefetch\S+", before)
+    allowed = ("ld.relaxed.gpu.global", "cp.async.bulk.prefetch.L2", "prefetch.")
+    assert [name for name in loads if not name.startswith(allowed)] == []
+    assert {name for name in loads if name.startswith("ld.")} == {"ld.relaxed.gpu.global.b32"}
+    assert "griddepcontrol.launch_dependents" in after
+    assert "griddepcontrol.launch_dependents" not in before
+
+
+@pytest.mark.slow
+def test_a_launch_of_its_own_has_the_same_bits(mixed: Mixed) -> None:
+    call, outputs = mixed
+    found = swa_calls.run(portable, call, {"arch": "sm_90a", "pdl": False})
+    assert same_outputs(found, outputs)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from gdnbench_kernels.plan import WARP, Buffer, KernelPlan, Pipeline, Sync
@@ -53,7 +53,7 @@ class Tuning:
 
     rows: int = 64  # heads per CTA: N
     prefetch: int = 1  # how many items ahead queries are prefetched into L2
-    pdl: bool = True  # programmatic dependent launch, as in `portable`
+    pdl: bool = field(default=True, kw_only=True)  # programmatic dependent launch, as in `portable`
 
     def __post_init__(self) -> None:
         if self.rows not in ROWS:

@@ -27,7 +27,7 @@ def wgmma_sources(
     alone. sink: whether there is an attn_sink. lse: whether it is an output. The others are Tuning's.
     """
     dtype = scale_dtype if cache_layout == "per_token_scale" else None
-    return [wgmma_source(heads, cache_layout, dtype, sink, lse, Tuning(rows, prefetch, pdl))]
+    return [wgmma_source(heads, cache_layout, dtype, sink, lse, Tuning(rows, prefetch, pdl=pdl))]
 
 
 def wgmma_source(
@@ -50,7 +50,13 @@ def wgmma_source(
 
 
 def build_wgmma(
-    heads: int, cache_layout: Layout, scale_dtype: ScaleDtype | None, sink: bool, lse: bool, **tuning: int
+    heads: int,
+    cache_layout: Layout,
+    scale_dtype: ScaleDtype | None,
+    sink: bool,
+    lse: bool,
+    pdl: bool,
+    **tuning: int,
 ) -> Build:
     """The arguments of `sources`, then workers."""
     import cutlass
@@ -58,5 +64,5 @@ def build_wgmma(
     from gdnbench_kernels.swa_decode.kernel_sm90 import WgmmaDecode
 
     *arguments, stream = examples(heads, scale_dtype, sink, lse)
-    kernel = WgmmaDecode(heads, CacheLayout(cache_layout), Tuning(**tuning))
+    kernel = WgmmaDecode(heads, CacheLayout(cache_layout), Tuning(**tuning, pdl=pdl))
     return kernel, (*arguments, cutlass.Int32(1), stream)

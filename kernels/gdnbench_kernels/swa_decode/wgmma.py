@@ -61,7 +61,7 @@ def launch(
         given.scale_dtype,
         given.attn_sink is not None,
         given.lse is not None,
-        Tuning(heads, prefetch, bool(pdl)),
+        Tuning(heads, prefetch, pdl=bool(pdl)),
     )
     given.launch(made, max(1, min(items, workers_of(items, sms) if workers is None else workers)))
     return given.finish()

@@ -40,7 +40,7 @@ def wgmma_sources(
     """
     dtype = scale_dtype if cache_layout == "per_token_scale" else None
     form = LseForm(lse_base, lse_sink, lse_empty)
-    tuning = Tuning(rows, prefetch, CacheLayout(cache_layout))
+    tuning = Tuning(rows, prefetch, layout=CacheLayout(cache_layout))
     return [
         wgmma_source(heads, dtype, sink, lse, form, tuning),
         wgmma_source(heads, dtype, False, True, None, tuning),
@@ -84,7 +84,8 @@ def build_wgmma(
     lse_base: str | None,
     lse_sink: str | None,
     lse_empty: str | None,
-    **tuning: int,
+    rows: int,
+    prefetch: int,
 ) -> Build:
     """The arguments are those of `WgmmaSegments`."""
     import cutlass
@@ -101,11 +102,12 @@ def build_wgmma(
     form = None
     if lse_base is not None and lse_sink is not None and lse_empty is not None:
         form = LseForm(lse_base, lse_sink, lse_empty)
-    rows = cute.sym_int()
+    parts = cute.sym_int()
     if form is None:
-        o = make(cutlass.Float32, (rows, HEAD_DIM), (HEAD_DIM, 1), assumed_align=ALIGN)
-        lse_out = make(cutlass.Float32, (rows,), (1,), assumed_align=4)
-    kernel = WgmmaSegments(heads, Tuning(layout=CacheLayout(cache_layout), **tuning), form)
+        o = make(cutlass.Float32, (parts, HEAD_DIM), (HEAD_DIM, 1), assumed_align=ALIGN)
+        lse_out = make(cutlass.Float32, (parts,), (1,), assumed_align=4)
+    tuning = Tuning(rows, prefetch, layout=CacheLayout(cache_layout))
+    kernel = WgmmaSegments(heads, tuning, form)
     number = cutlass.Int32(1)
     return kernel, (
         *(q, pages, scales, indices, lens, more_pages, more_scales),

@@ -125,7 +125,7 @@ class Launches:
         )
 
     def program(self, pool: PoolArguments, sink: bool, lse: bool, form: LseForm | None) -> Program:
-        tuning = Tuning(self.division.rows, self.prefetch, pool.layout)
+        tuning = Tuning(self.division.rows, self.prefetch, layout=pool.layout)
         return compiled(SM90, wgmma_source, self.given.heads, pool.scale_dtype, sink, lse, form, tuning)
 
 
