@@ -64,6 +64,7 @@ class Memory:
     l2: Server = field(init=False)
     random: random.Random = field(default_factory=lambda: random.Random(1))
     in_flight: list[tuple[float, int]] = field(default_factory=list)  # a heap: when they land, and bytes
+    bytes_in_flight: int = 0
 
     def __post_init__(self) -> None:
         self.hbm, self.l2 = server(self.path, Activity.HBM), server(self.path, Activity.L2)
@@ -89,13 +90,14 @@ class Memory:
             self.path.later(done, activity)
         if self.machine.memory_interleave.value:
             heapq.heappush(self.in_flight, (done, size))
+            self.bytes_in_flight += size
         return done
 
     def _port(self, at: float, size: int) -> float:
         """When L2's port has given `size` bytes, if L2 has them."""
         while self.in_flight and self.in_flight[0][0] <= at:
-            heapq.heappop(self.in_flight)
-        before = self.machine.memory_interleave.value * sum(each for _, each in self.in_flight)
+            self.bytes_in_flight -= heapq.heappop(self.in_flight)[1]
+        before = self.machine.memory_interleave.value * self.bytes_in_flight
         done = self.l2.serve(at, size / self.machine.l2_rate.value)
         last = at + (before + size) / self.machine.l2_rate.value
         if last <= done:
