@@ -193,9 +193,9 @@ def test_what_a_side_prints() -> None:
     assert judge(bad, 3, ["a", "no package"], bad.finds, 5).cannot_run == "no package"
 
 
-def test_a_row_that_is_not_run_says_why() -> None:
+def test_a_row_that_is_not_run_says_why(tmp_path: Path) -> None:
     bug = Bug("n", "t", "k", "https://example.org", why_not="no wheel")
-    result = zoo.run_bug(bug, Path("unused"), again=False, verbose=False)
+    result = zoo.run_bug(bug, tmp_path, again=False, verbose=False)
     assert zoo.row(result)[1] == "not run: no wheel"
     assert zoo.exit_status([result]) == Exit.PASS
     assert "not run: no wheel" in page_table([bug], {})
