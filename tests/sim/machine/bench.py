@@ -87,7 +87,9 @@ def launch(
 ) -> Launch:
     """A launch of one CTA; `cluster` is the kernel's .reqnctapercluster."""
     module = _module("membar.cta")
-    config = MachineConfig(Schedule.parse(schedule), track=track, registers=registers)
+    config = MachineConfig(
+        Schedule.parse(schedule), track=track, registers=registers, explicit_clusters=cluster is not None
+    )
     return Launch(
         module=module,
         kernel=replace(module.kernels["k"], cluster=cluster),
