@@ -79,7 +79,7 @@ class PreparedTuning:
 
 
 PREPARED = {
-    1: PreparedTuning(slices=1, keys=3, values=2, squares=3, state_registers=240, other_registers=24),
+    1: PreparedTuning(slices=1, keys=3, values=2, squares=3, state_registers=232, other_registers=40),
     2: PreparedTuning(),
 }
 """By slices."""
