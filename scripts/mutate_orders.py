@@ -1,8 +1,7 @@
 #!/usr/bin/env python
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the check of all orders: in a kernel whose orders are proved, one wait for an mbarrier, one
-arrival or one commit is left out, each in turn, and the check has to print an order that stops or misses a
-phase.
+"""Measures the check of all orders: each mutant of a kernel whose orders are proved lacks one wait for an
+mbarrier, one arrival or one commit, and the check has to print an order that stops or misses a phase.
 
     python scripts/mutate_orders.py --list                         the kernels
     python scripts/mutate_orders.py persistent 'swa_decode_*' -v   those, and what becomes of each mutant

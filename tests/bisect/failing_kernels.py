@@ -49,7 +49,7 @@ def empty_sequence(**call):
 
 
 def tail_load(**call):
-    """The last chunk of a sequence is loaded whole, and what is not its own multiplied by zero."""
+    """Load all 64 rows of a sequence's last chunk, and multiply those of the next sequence by zero."""
     found, bounds = answer(torch_chunked, call), call["cu_seqlens"].tolist()
     for begin, end in pairwise(bounds):
         if end > begin:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdnbench.bits import as_integers
 from gdnbench.judge.rule import Bound
 from gdnbench.judge.tensor import Subject, judge
 from gdnbench.record import When
@@ -21,6 +20,8 @@ from gdnbench_kernels.gdn_decode.contract import OPERATION, slots_of
 from gdnbench_kernels.gdn_decode.cute import cute
 from gdnbench_kernels.gdn_decode.synth import synth
 from gdnbench_kernels.run import run_kernel
+from tests.kernels.guarded_outputs import same as same
+from tests.kernels.guarded_outputs import same_outputs as same_outputs
 from tests.seeds import drawn, fresh
 
 Outputs = dict[str, Tensor]
@@ -99,14 +100,6 @@ def run_by(
     assert all(same(call.tensors[name], before[name]) for name in before)
     assert [finding for report in session.reports for finding in report.findings] == []
     return {"o": o, "state": state}
-
-
-def same(x: Tensor, y: Tensor) -> bool:
-    return x.dtype == y.dtype and x.shape == y.shape and bool((as_integers(x) == as_integers(y)).all())
-
-
-def same_outputs(x: Outputs, y: Outputs) -> bool:
-    return x.keys() == y.keys() and all(same(x[name], y[name]) for name in x)
 
 
 def assert_passes(call: Call, outputs: Outputs, operation: Operation = OPERATION) -> None:

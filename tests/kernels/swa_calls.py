@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdnbench.bits import as_integers
 from gdnbench.judge.block_stats import Tolerance
 from gdnbench.judge.row_source import Memory
 from gdnbench.judge.rule import Bound
@@ -24,6 +23,8 @@ from gdnbench_kernels.swa_decode.contract import OPERATION, flat_of
 from gdnbench_kernels.swa_decode.layouts import ds_mla_parts, empty_ds_mla
 from gdnbench_kernels.swa_decode.synth import synth
 from gdnbench_kernels.swa_decode.window import attended
+from tests.kernels.guarded_outputs import same as same
+from tests.kernels.guarded_outputs import same_outputs as same_outputs
 from tests.seeds import drawn, fresh
 
 Outputs = dict[str, Tensor]
@@ -82,14 +83,6 @@ def run(kernel: Callable[..., Outputs], call: Call, options: dict[str, Any], **s
         assert tensor[-GUARD:].isnan().all()
     assert [finding for report in session.reports for finding in report.findings] == []
     return outputs
-
-
-def same(x: Tensor, y: Tensor) -> bool:
-    return x.dtype == y.dtype and x.shape == y.shape and bool((as_integers(x) == as_integers(y)).all())
-
-
-def same_outputs(x: Outputs, y: Outputs) -> bool:
-    return x.keys() == y.keys() and all(same(x[name], y[name]) for name in x)
 
 
 def assert_passes(call: Call, outputs: Outputs) -> None:

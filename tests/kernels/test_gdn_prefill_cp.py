@@ -13,7 +13,6 @@ from torch import Tensor
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
 from gdnbench import sim
-from gdnbench.bits import as_integers
 from gdnbench.judge.rule import Bound
 from gdnbench.judge.stages import judge_stages
 from gdnbench.kernel_figures import figures, limits
@@ -28,48 +27,25 @@ from gdnbench_kernels.gdn_prefill.fused import sm100_fused
 from gdnbench_kernels.gdn_prefill.fused_cp import sm100_fused_cp
 from gdnbench_kernels.gdn_prefill.segment_sources import build_scan, transfer_source
 from gdnbench_kernels.gdn_prefill.synth import synth
+from tests.kernels.guarded_outputs import Outputs, guarded, same, same_outputs
 from tests.subset import quick
 
-GUARD = 64
-"""Elements before and after an output that nobody may write; a multiple of the alignment in any dtype."""
 BATCH: dict[str, Any] = {"seqlens": (1, 64, 65, 0, 300), "heads": (1, 2), "initial_state": True}
 """By 64 tokens: three sequences of one segment, of two, and of five, whose last one is shorter."""
 
-Outputs = dict[str, Tensor]
-
 
 def run(call: Call, segment: int = 64, **settings: Any) -> Outputs:
-    """The outputs, poisoned before; what lies around them and the inputs stay, and nothing is found."""
-    whole, outputs = {}, {}
-    for name, (shape, dtype) in OPERATION.outputs(call).items():
-        count = torch.Size(shape).numel()
-        whole[name] = torch.full((count + 2 * GUARD,), torch.nan, dtype=dtype)
-        outputs[name] = whole[name][GUARD : GUARD + count].view(shape)
-    before = {name: tensor.clone() for name, tensor in call.tensors.items()}
-    with active(Settings(**settings)) as session, programs_simulated():
+    """The outputs of the kernel, in guarded memory."""
+    with guarded(OPERATION, call, **settings) as (outputs, session):
         sm100_fused_cp(**call.tensors, **call.scalars, **outputs, segment=segment)
-    assert [finding.message for report in session.reports for finding in report.findings] == []
     tokens, launches = len(call.tensors["v"]), sum(len(report.launches) for report in session.reports)
     assert launches == (4 if tokens > segment else min(tokens, 1))
-    for name, tensor in call.tensors.items():
-        assert same(tensor, before[name]), f"{name} was written to"
-    for name, tensor in whole.items():
-        assert tensor[:GUARD].isnan().all(), f"{name} was written ahead of its start"
-        assert tensor[-GUARD:].isnan().all(), f"{name} was written behind its end"
     return outputs
 
 
 def run_fused(call: Call) -> Outputs:
     with active(), programs_simulated():
         return sm100_fused(**call.tensors, **call.scalars)
-
-
-def same(x: Tensor, y: Tensor) -> bool:
-    return x.dtype == y.dtype and x.shape == y.shape and bool((as_integers(x) == as_integers(y)).all())
-
-
-def all_same(x: Outputs, y: Outputs) -> bool:
-    return x.keys() == y.keys() and all(same(x[name], y[name]) for name in x)
 
 
 def replaced(call: Call, scalars: dict[str, Any] | None = None, **tensors: Tensor) -> Call:
@@ -226,7 +202,7 @@ def test_the_second_segment_has_the_state_of_the_first(usual: Outputs) -> None:
 @pytest.mark.parametrize("schedule", ["late", "early", "random:1"])
 def test_bits_are_those_of_any_schedule(usual: Outputs, schedule: str) -> None:
     """The default, "late", a second time: a run does not differ from the next."""
-    assert all_same(run(synth(**BATCH), schedule=schedule), usual)
+    assert same_outputs(run(synth(**BATCH), schedule=schedule), usual)
 
 
 @pytest.mark.slow
@@ -234,13 +210,13 @@ def test_bits_are_those_of_any_schedule(usual: Outputs, schedule: str) -> None:
 def test_bits_are_those_of_any_number_of_sms(usual: Outputs, sms: int) -> None:
     """A CTA of the last launch goes through all segments, or through every third."""
     with settings_apply(sms=sms):
-        assert all_same(run(synth(**BATCH)), usual)
+        assert same_outputs(run(synth(**BATCH)), usual)
 
 
 @pytest.mark.slow
 def test_bits_are_those_of_the_other_engine() -> None:
     call = synth(seqlens=(130, 0), heads=(1, 1), initial_state=True)
-    assert all_same(run(call, engine="interpreter"), run(call))
+    assert same_outputs(run(call, engine="interpreter"), run(call))
 
 
 @pytest.mark.slow
@@ -318,7 +294,7 @@ def test_a_state_may_be_updated_in_place() -> None:
         returned = sm100_fused_cp(**given, final_state=states, segment=64)
     assert [finding.message for report in session.reports for finding in report.findings] == []
     assert returned["final_state"] is states
-    assert all_same(returned, wanted)
+    assert same_outputs(returned, wanted)
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
-from gdnbench.bits import as_integers
 from gdnbench.judge.rule import Bound
 from gdnbench.judge.stages import judge_stages
 from gdnbench.kernel_figures import figures, limits
@@ -32,13 +31,10 @@ from gdnbench_kernels.gdn_prefill.kernel_sm100_fused import PLAN, SPLIT_PLAN
 from gdnbench_kernels.gdn_prefill.sources import StateDtype, fused_source
 from gdnbench_kernels.gdn_prefill.synth import synth
 from gdnbench_kernels.plan import KernelPlan
+from tests.kernels.guarded_outputs import Outputs, guarded, same, same_outputs
 from tests.subset import quick
 
-GUARD = 64
-"""Elements before and after an output that nobody may write; a multiple of the alignment in any dtype."""
 BATCH: dict[str, Any] = {"seqlens": (1, 63, 64, 65, 0, 129), "heads": (1, 2), "initial_state": True}
-
-Outputs = dict[str, Tensor]
 
 
 @contextmanager
@@ -48,32 +44,12 @@ def simulator(**settings: Any) -> Iterator[Session]:
 
 
 def run(call: Call, **settings: Any) -> Outputs:
-    """The outputs, poisoned before; what lies around them and the inputs stay, and nothing is found."""
-    whole, outputs = {}, {}
-    for name, (shape, dtype) in OPERATION.outputs(call).items():
-        count = torch.Size(shape).numel()
-        whole[name] = torch.full((count + 2 * GUARD,), torch.nan, dtype=dtype)
-        outputs[name] = whole[name][GUARD : GUARD + count].view(shape)
-    before = {name: tensor.clone() for name, tensor in call.tensors.items()}
-    with simulator(**settings) as session:
+    """The outputs of the kernel, in guarded memory."""
+    with guarded(OPERATION, call, **settings) as (outputs, _):
         returned = sm100_fused(**call.tensors, **call.scalars, **outputs)
     assert returned.keys() == outputs.keys()
     assert all(returned[name] is outputs[name] for name in outputs)
-    assert [finding.message for report in session.reports for finding in report.findings] == []
-    for name, tensor in call.tensors.items():
-        assert same(tensor, before[name]), f"{name} was written to"
-    for name, tensor in whole.items():
-        assert tensor[:GUARD].isnan().all(), f"{name} was written ahead of its start"
-        assert tensor[-GUARD:].isnan().all(), f"{name} was written behind its end"
     return outputs
-
-
-def same(x: Tensor, y: Tensor) -> bool:
-    return x.dtype == y.dtype and x.shape == y.shape and bool((as_integers(x) == as_integers(y)).all())
-
-
-def all_same(x: Outputs, y: Outputs) -> bool:
-    return x.keys() == y.keys() and all(same(x[name], y[name]) for name in x)
 
 
 def assert_passes(call: Call) -> Outputs:
@@ -162,7 +138,7 @@ def test_neither_other_heads_nor_a_final_state_change_a_bit() -> None:
 def test_the_scale_is_the_callers(usual: Outputs) -> None:
     """Powers of two change no digit."""
     outputs = run(replaced(synth(**BATCH), scalars={"scale": 2 * 128**-0.5}))
-    assert all_same(outputs, {**usual, "o": 2 * usual["o"]})
+    assert same_outputs(outputs, {**usual, "o": 2 * usual["o"]})
 
 
 def test_no_tokens() -> None:
@@ -174,13 +150,13 @@ def test_no_tokens() -> None:
 @pytest.mark.parametrize("schedule", quick(["late", "early", "random:1", "random:2"], 1, 2))
 def test_bits_are_those_of_any_schedule(usual: Outputs, schedule: str) -> None:
     """The default, "late", a second time: a run does not differ from the next."""
-    assert all_same(run(synth(**BATCH), schedule=schedule), usual)
+    assert same_outputs(run(synth(**BATCH), schedule=schedule), usual)
 
 
 @pytest.mark.parametrize("schedule", quick(["late", "random:1"], 1))
 def test_bits_are_those_of_the_other_engine(schedule: str) -> None:
     call = synth(seqlens=(65, 0), heads=(1, 2), initial_state=True)
-    assert all_same(run(call, engine="interpreter", schedule=schedule), run(call))
+    assert same_outputs(run(call, engine="interpreter", schedule=schedule), run(call))
 
 
 def test_a_sequence_alone_has_the_bits_it_has_in_a_batch(usual: Outputs) -> None:
@@ -268,7 +244,7 @@ def test_gates_and_steps_of_16_bits_are_widened() -> None:
     call = synth(seqlens=(70,), heads=(1, 2), initial_state=True)
     narrow = {name: call.tensors[name].to(torch.bfloat16) for name in ("g", "beta")}
     wide = {name: tensor.float() for name, tensor in narrow.items()}
-    assert all_same(run(replaced(call, **narrow)), run(replaced(call, **wide)))
+    assert same_outputs(run(replaced(call, **narrow)), run(replaced(call, **wide)))
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {

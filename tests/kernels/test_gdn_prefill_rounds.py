@@ -6,25 +6,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
-from gdnbench.bits import as_integers
 from gdnbench.kernel_figures import figures, limits
 from gdnbench.replay.simulated import programs_simulated
-from gdnbench.sim import Settings, active, settings_apply
+from gdnbench.sim import active, settings_apply
 from gdnbench_kernels.compiling import program
 from gdnbench_kernels.gdn_prefill.contract import OPERATION
 from gdnbench_kernels.gdn_prefill.fused import is_uneven, sm100_fused
 from gdnbench_kernels.gdn_prefill.kernel_sm100_fused import PLAN, SPLIT_PLAN
 from gdnbench_kernels.gdn_prefill.sources import fused_sources
 from gdnbench_kernels.gdn_prefill.synth import synth
+from tests.kernels.guarded_outputs import Outputs, guarded, same
 from tests.subset import quick
 
-GUARD = 64
-"""Elements before and after an output that nobody may write; a multiple of the alignment in any dtype."""
 STATE: dict[str, Any] = {"initial_state": True}
 CALLS: dict[str, tuple[int, dict[str, Any]]] = {
     # 6 works on 4 SMs: two whole ones, and two first parts each of the two other CTAs.
@@ -42,32 +38,14 @@ CALLS: dict[str, tuple[int, dict[str, Any]]] = {
     "beta to 2": (2, {"seqlens": (100, 70, 129), "heads": (1, 1), "beta": 2.0, **STATE}),
 }
 
-Outputs = dict[str, Tensor]
-
 
 def run(sms: int, options: dict[str, Any], cut: int | None, **settings: Any) -> Outputs:
-    """The outputs, poisoned before; what lies around them and the inputs stay, and nothing is found."""
+    """The outputs of the kernel, in guarded memory."""
     call = synth(**options)
-    whole, outputs = {}, {}
-    for name, (shape, dtype) in OPERATION.outputs(call).items():
-        count = torch.Size(shape).numel()
-        whole[name] = torch.full((count + 2 * GUARD,), torch.nan, dtype=dtype)
-        outputs[name] = whole[name][GUARD : GUARD + count].view(shape)
-    before = {name: tensor.clone() for name, tensor in call.tensors.items()}
-    with settings_apply(sms=sms), active(Settings(**settings)) as session, programs_simulated():
+    with settings_apply(sms=sms), guarded(OPERATION, call, **settings) as (outputs, session):
         sm100_fused(**call.tensors, **call.scalars, **outputs, cut=cut)
-    assert [finding.message for report in session.reports for finding in report.findings] == []
     assert sum(len(report.launches) for report in session.reports) == (1 if cut is None else 2)
-    for name, tensor in call.tensors.items():
-        assert same(tensor, before[name]), f"{name} was written to"
-    for name, tensor in whole.items():
-        assert tensor[:GUARD].isnan().all(), f"{name} was written ahead of its start"
-        assert tensor[-GUARD:].isnan().all(), f"{name} was written behind its end"
     return outputs
-
-
-def same(x: Tensor, y: Tensor) -> bool:
-    return x.dtype == y.dtype and x.shape == y.shape and bool((as_integers(x) == as_integers(y)).all())
 
 
 @pytest.mark.slow  # three programs each

@@ -28,6 +28,7 @@ from gdnbench_kernels.gdn_prefill import sm100 as kernels
 from gdnbench_kernels.gdn_prefill.contract import OPERATION
 from gdnbench_kernels.gdn_prefill.sm100 import ChunkTables, Workspace, sm100
 from gdnbench_kernels.gdn_prefill.synth import synth
+from tests.kernels.guarded_outputs import same
 from tests.messages import wording
 from tests.subset import quick
 
@@ -104,10 +105,6 @@ class Run:
     @property
     def findings(self) -> list[str]:
         return [finding.message for report in self.session.reports for finding in report.findings]
-
-
-def same(x: Tensor, y: Tensor) -> bool:
-    return x.dtype == y.dtype and x.shape == y.shape and bool((as_integers(x) == as_integers(y)).all())
 
 
 def assert_passes(call: Call) -> None:

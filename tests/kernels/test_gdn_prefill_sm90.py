@@ -10,17 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
-from gdnbench.bits import as_integers
 from gdnbench.judge.rule import Bound
 from gdnbench.judge.stages import judge_stages
 from gdnbench.kernel_figures import figures, limits
-from gdnbench.replay.simulated import programs_simulated
-from gdnbench.sim import Settings, active
 from gdnbench_kernels.compiling import program
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_prefill import kernel_sm90_fused
@@ -31,42 +26,19 @@ from gdnbench_kernels.gdn_prefill.sm90_plan import WIDE, Tuning, planned
 from gdnbench_kernels.gdn_prefill.sm90_sources import TUNINGS, sm90_source
 from gdnbench_kernels.gdn_prefill.synth import synth
 from gdnbench_kernels.plan import SMEM_LIMIT
+from tests.kernels.guarded_outputs import Outputs, guarded, same_outputs
 from tests.subset import quick
 
-GUARD = 64
-"""Elements before and after an output that nobody may write; a multiple of the alignment in any dtype."""
 TUNING = Tuning()
 BATCH: dict[str, Any] = {"seqlens": (1, 64, 65, 0, 200), "heads": (1, 2), "initial_state": True}
 
-Outputs = dict[str, Tensor]
-
 
 def run(call: Call, tuning: Tuning = TUNING, ctas: int | None = None, **settings: Any) -> Outputs:
-    """The outputs, poisoned before; what lies around them and the inputs stay, and nothing is found."""
-    whole, outputs = {}, {}
-    for name, (shape, dtype) in OPERATION.outputs(call).items():
-        count = torch.Size(shape).numel()
-        whole[name] = torch.full((count + 2 * GUARD,), torch.nan, dtype=dtype)
-        outputs[name] = whole[name][GUARD : GUARD + count].view(shape)
-    before = {name: tensor.clone() for name, tensor in call.tensors.items()}
+    """The outputs of the kernel, in guarded memory."""
     params = PrefillParams(**call.tensors, **call.scalars)
-    with active(Settings(**settings)) as session, programs_simulated():
+    with guarded(OPERATION, call, **settings) as (outputs, _):
         launch_sm90(params, tuning, outputs["o"], outputs["final_state"], ctas)
-    assert [finding.message for report in session.reports for finding in report.findings] == []
-    for name, tensor in call.tensors.items():
-        assert same(tensor, before[name]), f"{name} was written to"
-    for name, tensor in whole.items():
-        assert tensor[:GUARD].isnan().all(), f"{name} was written ahead of its start"
-        assert tensor[-GUARD:].isnan().all(), f"{name} was written behind its end"
     return outputs
-
-
-def same(x: Tensor, y: Tensor) -> bool:
-    return x.dtype == y.dtype and x.shape == y.shape and bool((as_integers(x) == as_integers(y)).all())
-
-
-def all_same(x: Outputs, y: Outputs) -> bool:
-    return x.keys() == y.keys() and all(same(x[name], y[name]) for name in x)
 
 
 def assert_passes(call: Call, **options: Any) -> Outputs:
@@ -99,11 +71,11 @@ def test_outputs(options: dict[str, Any]) -> None:
 def test_a_sequence_has_the_same_bits_on_any_ctas_by_any_plan() -> None:
     call = synth(**BATCH)
     usual = run(call)
-    assert all_same(run(call, ctas=3), usual)
-    assert all_same(run(call, ctas=1), usual)
-    assert all_same(run(call, replace(TUNING, inverters=1, keys=3)), usual)
-    assert all_same(run(call, replace(TUNING, values=1, outputs=1), ctas=3), usual)
-    assert all_same(run(call, WIDE, ctas=2), usual)
+    assert same_outputs(run(call, ctas=3), usual)
+    assert same_outputs(run(call, ctas=1), usual)
+    assert same_outputs(run(call, replace(TUNING, inverters=1, keys=3)), usual)
+    assert same_outputs(run(call, replace(TUNING, values=1, outputs=1), ctas=3), usual)
+    assert same_outputs(run(call, WIDE, ctas=2), usual)
 
 
 @pytest.mark.slow  # the race checker

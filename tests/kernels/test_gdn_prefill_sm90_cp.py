@@ -15,7 +15,6 @@ from torch import Tensor
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
 from gdnbench import sim
-from gdnbench.bits import as_integers
 from gdnbench.judge.rule import Bound
 from gdnbench.judge.stages import judge_stages
 from gdnbench.replay.simulated import programs_simulated
@@ -30,47 +29,24 @@ from gdnbench_kernels.gdn_prefill.sm90_cuts import SLICES, CutPlan, plan_of, pla
 from gdnbench_kernels.gdn_prefill.sm90_fused import sm90_fused
 from gdnbench_kernels.gdn_prefill.sm90_segment_sources import build_scan
 from gdnbench_kernels.gdn_prefill.synth import synth
+from tests.kernels.guarded_outputs import Outputs, guarded, same, same_outputs
 from tests.subset import quick
 
 SMS = 132
-GUARD = 64
-"""Elements before and after an output that nobody may write; a multiple of the alignment in any dtype."""
 BATCH: dict[str, Any] = {"seqlens": (1, 64, 65, 0, 300), "heads": (1, 2), "initial_state": True}
 """By 64 tokens: three sequences of one segment, of two, and of five, whose last one is shorter."""
 
-Outputs = dict[str, Tensor]
-
 
 def run(call: Call, segment: int = 64, slices: int = 2, **settings: Any) -> Outputs:
-    """The outputs, poisoned before; what lies around them and the inputs stay, and nothing is found."""
-    whole, outputs = {}, {}
-    for name, (shape, dtype) in OPERATION.outputs(call).items():
-        count = torch.Size(shape).numel()
-        whole[name] = torch.full((count + 2 * GUARD,), torch.nan, dtype=dtype)
-        outputs[name] = whole[name][GUARD : GUARD + count].view(shape)
-    before = {name: tensor.clone() for name, tensor in call.tensors.items()}
-    with active(Settings(**settings)) as session, programs_simulated():
+    """The outputs of the kernel, in guarded memory."""
+    with guarded(OPERATION, call, **settings) as (outputs, _):
         sm90_fused_cp(**call.tensors, **call.scalars, **outputs, segment=segment, slices=slices)
-    assert [finding.message for report in session.reports for finding in report.findings] == []
-    for name, tensor in call.tensors.items():
-        assert same(tensor, before[name]), f"{name} was written to"
-    for name, tensor in whole.items():
-        assert tensor[:GUARD].isnan().all(), f"{name} was written ahead of its start"
-        assert tensor[-GUARD:].isnan().all(), f"{name} was written behind its end"
     return outputs
 
 
 def run_fused(call: Call) -> Outputs:
     with active(), programs_simulated():
         return sm90_fused(**call.tensors, **call.scalars)
-
-
-def same(x: Tensor, y: Tensor) -> bool:
-    return x.dtype == y.dtype and x.shape == y.shape and bool((as_integers(x) == as_integers(y)).all())
-
-
-def all_same(x: Outputs, y: Outputs) -> bool:
-    return x.keys() == y.keys() and all(same(x[name], y[name]) for name in x)
 
 
 def part(call: Call, number: int) -> Call:
@@ -174,8 +150,8 @@ def test_outputs_are_within_the_bound(options: dict[str, Any], slices: int) -> N
 def test_a_sequence_has_the_same_bits_alone_with_other_slices_and_under_other_schedules() -> None:
     call = synth(**BATCH)
     whole = run(call)
-    assert all_same(run(call, slices=1), whole)
-    assert all_same(run(call, schedule="random:3"), whole)
+    assert same_outputs(run(call, slices=1), whole)
+    assert same_outputs(run(call, schedule="random:3"), whole)
     start = int(call.tensors["cu_seqlens"][4])
     alone = run(part(call, 4))
     assert same(alone["o"], whole["o"][start:])
@@ -202,7 +178,7 @@ def test_squares_apart_change_no_bit(segment: int | None, options: dict[str, Any
     for slices in SLICES:
         with active(), programs_simulated():
             found = sm90_prepared(**call.tensors, **call.scalars, segment=segment, slices=slices)
-        assert all_same(found, wanted)
+        assert same_outputs(found, wanted)
 
 
 @pytest.mark.slow
@@ -228,7 +204,7 @@ def test_a_state_may_be_updated_in_place() -> None:
         returned = sm90_fused_cp(**given, final_state=states, segment=320)
     assert [finding.message for report in session.reports for finding in report.findings] == []
     assert returned["final_state"] is states
-    assert all_same(returned, wanted)
+    assert same_outputs(returned, wanted)
 
 
 @pytest.mark.slow
@@ -238,6 +214,6 @@ def test_a_call_has_the_bits_of_the_chosen_plan(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(sm90_cp, "plan_of", lambda *shapes: CutPlan(1, segment, 0.0))
     kernel: Any = sm90_fused if segment is None else partial(sm90_fused_cp, segment=segment)
     with active(), programs_simulated():
-        assert all_same(
+        assert same_outputs(
             sm90(**call.tensors, **call.scalars), kernel(**call.tensors, **call.scalars, slices=1)
         )

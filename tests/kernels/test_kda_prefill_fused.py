@@ -17,7 +17,6 @@ from torch import Tensor
 
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
-from gdnbench.bits import as_integers
 from gdnbench.judge.rule import Bound
 from gdnbench.judge.stages import judge_stages
 from gdnbench.kernel_figures import figures, limits, problems
@@ -32,14 +31,11 @@ from gdnbench_kernels.kda_prefill.kernel_sm100_fused import PLAN, SPLIT_PLAN
 from gdnbench_kernels.kda_prefill.sources import fused_source
 from gdnbench_kernels.kda_prefill.synth import synth
 from gdnbench_kernels.plan import KernelPlan
+from tests.kernels.guarded_outputs import Outputs, guarded, same, same_outputs
 from tests.subset import quick
 
-GUARD = 64
-"""Elements before and after an output that nobody may write; a multiple of the alignment in any dtype."""
 BATCH: dict[str, Any] = {"seqlens": (1, 63, 64, 0, 129), "heads": (1, 2), "initial_state": True}
 BUDGET = Path(__file__).with_name("kda_prefill_fused_budget.json")
-
-Outputs = dict[str, Tensor]
 
 
 @contextmanager
@@ -49,32 +45,12 @@ def simulator(**settings: Any) -> Iterator[Session]:
 
 
 def run(call: Call, **settings: Any) -> Outputs:
-    """The outputs, poisoned before; what lies around them and the inputs stay, and nothing is found."""
-    whole, outputs = {}, {}
-    for name, (shape, dtype) in OPERATION.outputs(call).items():
-        count = torch.Size(shape).numel()
-        whole[name] = torch.full((count + 2 * GUARD,), torch.nan, dtype=dtype)
-        outputs[name] = whole[name][GUARD : GUARD + count].view(shape)
-    before = {name: tensor.clone() for name, tensor in call.tensors.items()}
+    """The outputs of the kernel, in guarded memory."""
     scalars = {name: value for name, value in call.scalars.items() if name != "chunk_size"}
-    with simulator(**settings) as session:
+    with guarded(OPERATION, call, **settings) as (outputs, _):
         returned = sm100_fused(**call.tensors, **scalars, **outputs)
     assert all(returned[name] is outputs[name] for name in outputs)
-    assert [finding.message for report in session.reports for finding in report.findings] == []
-    for name, tensor in call.tensors.items():
-        assert same(tensor, before[name]), f"{name} was written to"
-    for name, tensor in whole.items():
-        assert tensor[:GUARD].isnan().all(), f"{name} was written ahead of its start"
-        assert tensor[-GUARD:].isnan().all(), f"{name} was written behind its end"
     return outputs
-
-
-def same(x: Tensor, y: Tensor) -> bool:
-    return x.dtype == y.dtype and x.shape == y.shape and bool((as_integers(x) == as_integers(y)).all())
-
-
-def all_same(x: Outputs, y: Outputs) -> bool:
-    return x.keys() == y.keys() and all(same(x[name], y[name]) for name in x)
 
 
 def replaced(call: Call, **tensors: Tensor) -> Call:
@@ -136,13 +112,13 @@ def test_closed_and_lowest_gates_are_exact() -> None:
 @pytest.mark.parametrize("schedule", quick(["late", "early", "random:1", "random:2"], 1))
 def test_bits_are_those_of_any_schedule(usual: Outputs, schedule: str) -> None:
     """The default, "late", a second time: a run does not differ from the next."""
-    assert all_same(run(synth(**BATCH), schedule=schedule), usual)
+    assert same_outputs(run(synth(**BATCH), schedule=schedule), usual)
 
 
 @pytest.mark.slow
 def test_bits_are_those_of_the_other_engine() -> None:
     call = synth(seqlens=(65, 0), heads=(1, 2), initial_state=True)
-    assert all_same(run(call, engine="interpreter"), run(call))
+    assert same_outputs(run(call, engine="interpreter"), run(call))
 
 
 def test_the_race_checker_finds_nothing() -> None:

@@ -37,7 +37,7 @@ def chunk_gated_delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """What 0.1.3 documents, as far as it is asked for here: states are [N, HV, K, V], final ones fp32."""
+    """The arguments of FlashQLA 0.1.3 that the peer gives: states are [N, HV, K, V], final ones fp32."""
     assert cu_seqlens is not None
     assert len(q) == 1
     if use_qk_l2norm_in_kernel:

@@ -202,7 +202,7 @@ def right(address: Any, parts: int) -> Operand:
 
 
 def product(left: Operand, factor: Operand, sums: list[Any] | None = None) -> list[Any]:
-    """`sums` plus the product; that of two rests is left out."""
+    """Add the product of the two to `sums`. The product of two rests is not computed."""
     found = []
     for half in range(2):
         part = [F32(0.0) for _ in range(4)] if sums is None else sums[4 * half : 4 * half + 4]

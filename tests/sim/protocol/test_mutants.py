@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check of all orders on mutants of kernels whose orders are proved: one wait or arrival is left out."""
+"""The check of all orders on mutants, each without one wait or arrival, of kernels with proved orders."""
 
 from collections import Counter
 
